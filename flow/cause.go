@@ -1,0 +1,136 @@
+package flow
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+)
+
+// Reason is why a flow closed.
+type Reason uint8
+
+// The reasons, in the order of the documentation.
+const (
+	EOF         Reason = iota // both sides finished
+	Reset                     // either side reset the connection
+	Killed                    // an operator ended this flow
+	Drained                   // the outbound version it was opened on was drained
+	Retired                   // its user, session or device was removed
+	Quota                     // its user's traffic is used up
+	Expired                   // its user's time is up
+	Disabled                  // its user was disabled
+	Policy                    // a rule rejects it now
+	Timeout                   // the far side stopped answering
+	Idle                      // nothing moved for too long
+	AddressLost               // its source address left the host
+	Evicted                   // a limit needed its place
+	Shutdown                  // the gateway stopped
+	Error                     // anything else; the log has it
+)
+
+var reasonNames = [...]string{
+	"eof", "reset", "killed", "drained", "retired", "quota", "expired", "disabled",
+	"policy", "timeout", "idle", "address-lost", "evicted", "shutdown", "error",
+}
+
+// String is the reason's name in records, events and logs.
+func (r Reason) String() string {
+	if int(r) < len(reasonNames) {
+		return reasonNames[r]
+	}
+	return "reason(" + strconv.Itoa(int(r)) + ")"
+}
+
+// MarshalText makes a Reason its name in JSON.
+func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// Cause is an error that ends a flow from outside its relay. Each is a package
+// variable of the room that uses it (track.ErrKilled, route.ErrDrained, …) and
+// matches itself and ECONNABORTED under errors.Is.
+type Cause struct {
+	Reason Reason
+	Text   string
+}
+
+// Error is the cause's text.
+func (c *Cause) Error() string { return c.Text }
+
+// Is makes every cause match ECONNABORTED.
+func (c *Cause) Is(target error) bool { return target == syscall.ECONNABORTED }
+
+// Causes that belong to no single room.
+var (
+	ErrShutdown = &Cause{Shutdown, "the gateway is shutting down"}
+	ErrIdle     = &Cause{Idle, "the flow was idle for too long"}
+	ErrEvicted  = &Cause{Evicted, "the flow was evicted by a limit"}
+	ErrPolicy   = &Cause{Policy, "a rule rejects the flow now"}
+)
+
+// ErrPaused is what Meter.Ready returns when its flow has to wait.
+var ErrPaused = errors.New("the flow is paused")
+
+// ReasonOf tells which reason an error stands for: nil and io.EOF are EOF, a
+// Cause is its own, errno are sorted into Reset and Timeout, the rest is Error.
+func ReasonOf(err error) Reason {
+	var c *Cause
+	switch {
+	case err == nil, errors.Is(err, io.EOF):
+		return EOF
+	case errors.As(err, &c):
+		return c.Reason
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNREFUSED):
+		return Reset
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return Timeout
+	}
+	return Error
+}
+
+// Verdict is how a client learns that it gets no connection.
+type Verdict uint8
+
+// The verdicts.
+const (
+	VerdictReset           Verdict = iota // TCP reset; port unreachable for datagrams
+	VerdictSilent                         // nothing, as a dead host
+	VerdictNetUnreachable                 // ICMP network unreachable, no route
+	VerdictHostUnreachable                // ICMP host unreachable, address unreachable
+	VerdictProhibited                     // ICMP administratively prohibited
+	VerdictProtocol                       // ICMP protocol unreachable, unrecognized next header
+)
+
+// Refusal is an error of an outbound that refuses on purpose, with the verdict
+// that the client gets.
+type Refusal struct {
+	Verdict Verdict
+	Text    string
+}
+
+// Error is the refusal's text.
+func (r *Refusal) Error() string { return r.Text }
+
+// VerdictOf tells what a direct path would have shown the client for a dial
+// that failed with err.
+func VerdictOf(err error) Verdict {
+	var r *Refusal
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &r):
+		return r.Verdict
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		return VerdictReset
+	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.ENETDOWN), errors.Is(err, syscall.EADDRNOTAVAIL):
+		return VerdictNetUnreachable
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN), errors.As(err, &dns):
+		return VerdictHostUnreachable
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return VerdictProhibited
+	case errors.Is(err, syscall.ENOPROTOOPT), errors.Is(err, syscall.EPROTO):
+		return VerdictProtocol
+	}
+	return VerdictSilent
+}

@@ -1,0 +1,2 @@
+// Package wg is the place of WireGuard devices and peers. There is nothing in it yet.
+package wg

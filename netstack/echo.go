@@ -1,0 +1,88 @@
+package netstack
+
+import (
+	"net/netip"
+	"slices"
+
+	"gatewayd/flow"
+	"gatewayd/netstack/wire"
+)
+
+// Echo requests take the way of datagrams: the echo id stands for the client's
+// port, and port 0 for the far side's. The gateway answers for nobody but its own
+// addresses on the device; everybody else's answer is SendEchoReplies.
+
+// deliverEcho gives an echo request to the handler, or answers it.
+func (s *Stack) deliverEcho(head, tail []byte, p *wire.Packet) {
+	payload, whole := contiguous(head, tail, p)
+	if whole != nil {
+		defer whole.Release()
+	}
+	t := flow.Train{
+		Peer:         flow.Destination{Addr: p.Destination()},
+		Payload:      payload,
+		TClass:       p.TClass,
+		DontFragment: p.DontFragment,
+		Seq:          p.EchoSeq,
+	}
+	if slices.Contains(s.cfg.Addresses, p.Dst) {
+		t.DontFragment = false
+		s.sendEchoReply(p.Source(), &t)
+		return
+	}
+	s.cfg.Handler.HandleDatagram(flow.Flow{
+		Inbound: s.cfg.Tag,
+		Network: flow.ICMP,
+		Source:  p.Source(),
+		Dest:    t.Peer,
+	}, t)
+}
+
+// SendEchoReplies sends echo replies to a client, whose port is the echo id: each
+// from its Peer's address and with its Seq.
+func (s *Stack) SendEchoReplies(client netip.AddrPort, ts []flow.Train) {
+	for i := range ts {
+		s.sendEchoReply(client, &ts[i])
+	}
+}
+
+// sendEchoReply sends one echo reply. It may be about a payload in the device's
+// batch, which it does not keep.
+func (s *Stack) sendEchoReply(client netip.AddrPort, t *flow.Train) {
+	h := wire.Header{
+		Src: t.Peer.Addr.Addr(), Dst: client.Addr(), TTL: replyTTL,
+		TClass: t.TClass, DontFragment: t.DontFragment, ID: s.ids.next(t.Peer.Addr.Addr(), client.Addr()),
+	}
+	b := s.builder.Get().(*udpBuilder)
+	defer s.builder.Put(b)
+	head := h.AppendEcho(b.header[:0], true, client.Port(), t.Seq, t.Payload)
+	switch {
+	case head == nil:
+		s.cfg.Drops.Add(flow.DropMalformed, 1)
+	case len(head)+len(t.Payload) > s.mtu(client.Addr()):
+		proto := uint8(wire.ProtoICMPv6)
+		if client.Addr().Is4() {
+			proto = wire.ProtoICMP
+		}
+		s.sendFragments(b, hashOf(client), h, proto, head, t.Payload)
+	default:
+		b.bufs = [2][]byte{head, t.Payload}
+		s.write(hashOf(client), b.bufs[:], Offload{})
+	}
+	b.bufs = [2][]byte{}
+}
+
+// SendEchoUnreachable tells a client of an ICMP error that the outside sent about
+// its echo request to e.Peer. Errors that mean nothing to a client are not sent.
+func (s *Stack) SendEchoUnreachable(client netip.AddrPort, e flow.ICMPError) {
+	kind, ok := wire.KindOf(e)
+	if !ok {
+		return
+	}
+	from := e.Offender
+	if !from.IsValid() || from.Is4() != e.Peer.Addr().Is4() { // nobody outside, or translated on the way
+		from = s.router(e.Peer.Addr())
+	}
+	t := flow.Train{Peer: flow.Destination{Addr: e.Peer}, Payload: e.Payload, Seq: e.Seq}
+	s.sendAbout(wire.Unreachable{Kind: kind, From: from, MTU: e.MTU}, flow.ICMP, client, &t)
+}

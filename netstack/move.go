@@ -1,0 +1,318 @@
+package netstack
+
+import (
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/sagernet/gvisor/pkg/tcpip"
+	"golang.org/x/sys/unix"
+
+	"gatewayd/flow"
+)
+
+// metered asks the meter. 0 means: not now; if the flow has to end, End was called.
+func (c *Conn) metered(d flow.Dir, queued int) int {
+	n, err := c.meter.Ready(d, queued, c.wake)
+	if err == nil {
+		return n
+	}
+	if !errors.Is(err, flow.ErrPaused) {
+		c.End(err)
+	}
+	return 0
+}
+
+// moveUp moves from the client's endpoint to the socket, and reports whether it
+// stopped for its budget alone.
+func (c *Conn) moveUp() (again bool) {
+	if c.up == dirDone {
+		return false
+	}
+	for budget := turnBytes; budget > 0; {
+		if !c.has(outWritable) || !c.flushHeld() {
+			return false
+		}
+		if !c.has(epReadable) {
+			return false
+		}
+		c.clear(epReadable)
+		limit := c.metered(flow.Up, 0)
+		if limit == 0 {
+			c.set(epReadable)
+			return false
+		}
+		n, err := c.readClient(min(limit, budget))
+		budget -= n
+		switch err.(type) {
+		case nil:
+			c.set(epReadable)
+		case *tcpip.ErrWouldBlock:
+			return false
+		case *tcpip.ErrClosedForReceive:
+			c.clientEnded()
+			return false
+		default:
+			c.fail(c.clientError(), true, true)
+			return false
+		}
+	}
+	return true
+}
+
+// clientEnded passes the client's FIN on, unless it is a reset in disguise.
+func (c *Conn) clientEnded() {
+	if c.checkClient(); c.failed.err != nil && c.failed.client {
+		c.failed.drained = true
+		return
+	}
+	c.up = dirDone
+	unix.Shutdown(c.fd, unix.SHUT_WR) //nolint:errcheck // a broken socket is noticed by moveDown
+}
+
+// flushHeld writes what an earlier turn could not, and reports whether all went out.
+func (c *Conn) flushHeld() bool {
+	if len(c.held) == 0 {
+		return true
+	}
+	n := c.writeSocket(c.held)
+	c.countUp(n)
+	if c.held = c.held[n:]; len(c.held) == 0 {
+		c.held = nil
+	}
+	return len(c.held) == 0
+}
+
+func (c *Conn) countUp(n int) {
+	if n > 0 {
+		c.upMoved += uint64(n)
+		c.meter.Moved(flow.Up, n)
+	}
+}
+
+// writeSocket makes one non-blocking write and returns how much went out. When
+// that is less than all, outWritable is cleared until the kernel says otherwise.
+func (c *Conn) writeSocket(b []byte) int {
+	c.clear(outWritable)
+	for {
+		n, errno := rawWrite(c.fd, b)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno == 0 && n == len(b):
+			c.set(outWritable)
+			return n
+		case errno == 0:
+			return n
+		case errno != unix.EAGAIN:
+			c.socketBroke(errno)
+		}
+		return 0
+	}
+}
+
+// socketBroke notes that the socket failed, as a write or its error told. What it
+// received before is still read: only then is the socket drained.
+func (c *Conn) socketBroke(err error) {
+	c.fail(err, false, c.down == dirDone)
+	c.up, c.held = dirDone, nil
+	c.set(outReadable | outEnded)
+}
+
+// readClient takes at most limit bytes from the endpoint and writes them to the
+// socket. What the socket has no room for is held. An endpoint's lock is held
+// while it is read, and its acknowledgements, timers and aborts wait for it:
+// nothing in here may block.
+func (c *Conn) readClient(limit int) (int, tcpip.Error) {
+	w := uplinks.Get().(*uplink)
+	w.c, w.left = c, limit
+	r, err := c.ep.Read(w, tcpip.ReadOptions{})
+	w.flush()
+	if w.n > w.off {
+		c.held = append([]byte(nil), w.buf[w.off:w.n]...)
+	}
+	n, out := limit-w.left, w.out
+	w.c, w.n, w.off, w.out = nil, 0, 0, 0
+	uplinks.Put(w)
+	c.countUp(out)
+	if r.Count > 0 {
+		c.ep.ModerateRecvBuf(r.Count)
+	}
+	if _, full := err.(*tcpip.ErrBadBuffer); full { // nothing taken: the socket is full
+		err = nil
+	}
+	return n, err
+}
+
+// directBytes is from where on a write of its own is cheaper than gathering.
+const directBytes = 16 << 10
+
+var errFull = errors.New("the socket or the budget is full")
+
+var uplinks = sync.Pool{New: func() any { return new(uplink) }}
+
+// An uplink is the io.Writer that an endpoint is read into: small pieces are
+// gathered, large ones are written as they are.
+type uplink struct {
+	c    *Conn
+	left int // bytes that may still be taken
+	out  int // bytes that the socket took
+	off  int
+	n    int // buf[off:n] waits to be written
+	buf  [chunkBytes]byte
+}
+
+// Write takes b or, with errFull, as much of it as there is room for.
+func (w *uplink) Write(b []byte) (int, error) {
+	want := len(b)
+	b = b[:min(len(b), w.left)]
+	if len(b) >= directBytes || w.n+len(b) > len(w.buf) {
+		if !w.flush() {
+			return 0, errFull
+		}
+	}
+	n := len(b)
+	if n >= directBytes {
+		n = 0
+		if w.c.has(outWritable) {
+			n = w.c.writeSocket(b)
+		}
+		w.out += n
+	} else {
+		w.n += copy(w.buf[w.n:], b)
+	}
+	w.left -= n
+	if n < want {
+		return n, errFull
+	}
+	return n, nil
+}
+
+// flush writes what was gathered, and reports whether all of it went out.
+func (w *uplink) flush() bool {
+	if w.n == w.off {
+		w.n, w.off = 0, 0
+		return true
+	}
+	if !w.c.has(outWritable) {
+		return false
+	}
+	n := w.c.writeSocket(w.buf[w.off:w.n])
+	w.out += n
+	if w.off += n; w.off < w.n {
+		return false
+	}
+	w.n, w.off = 0, 0
+	return true
+}
+
+// moveDown moves from the socket to the client's endpoint, and reports whether
+// it stopped for its budget alone.
+func (c *Conn) moveDown() (again bool) {
+	if c.down == dirDone {
+		return false
+	}
+	for budget := turnBytes; budget > 0; {
+		if !c.has(outReadable) || !c.has(epWritable) {
+			return false
+		}
+		c.clear(outReadable)
+		waiting, errno := rawQueue(c.fd, unix.SIOCINQ)
+		if errno != 0 || waiting == 0 {
+			if c.has(outEnded) {
+				c.socketEnded()
+			}
+			return false
+		}
+		limit := c.metered(flow.Down, int(c.written-c.moved))
+		if limit == 0 {
+			c.set(outReadable)
+			return false
+		}
+		n, ok := c.writeClient(min(waiting, limit, budget, chunkBytes))
+		if !ok {
+			return false
+		}
+		budget -= n
+		if n < waiting || c.has(outEnded) {
+			c.set(outReadable)
+		}
+	}
+	return true
+}
+
+// socketEnded finds out what stands behind the socket's last byte.
+func (c *Conn) socketEnded() {
+	var b [1]byte
+	switch n, _, err := unix.Recvfrom(c.fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT); {
+	case n > 0: // came in meanwhile
+		c.set(outReadable)
+		c.schedule()
+	case err == unix.EAGAIN, err == unix.EINTR:
+	case err != nil:
+		c.fail(err, false, true)
+	case c.failed.err != nil && !c.failed.client: // the error was told by a write
+		c.failed.drained = true
+	default:
+		c.down = dirDone
+		c.ep.Shutdown(tcpip.ShutdownWrite) //nolint:errcheck // a broken endpoint is noticed by its own event
+	}
+}
+
+// writeClient has the endpoint take n bytes that wait in the socket. It reports
+// false when it can't now, or ever.
+func (c *Conn) writeClient(n int) (int, bool) {
+	c.clear(epWritable)
+	d := downlinks.Get().(*downlink)
+	d.fd, d.left = c.fd, n
+	w, terr := c.ep.Write(d, tcpip.WriteOptions{})
+	err := d.err
+	d.err = nil
+	downlinks.Put(d)
+	c.written += uint64(w)
+	switch terr.(type) {
+	case nil:
+		c.set(epWritable)
+		return int(w), true
+	case *tcpip.ErrWouldBlock:
+		c.set(outReadable)
+	case *tcpip.ErrBadBuffer:
+		c.fail(err, false, true)
+	default:
+		c.fail(c.clientError(), true, c.up == dirDone)
+	}
+	return 0, false
+}
+
+var downlinks = sync.Pool{New: func() any { return new(downlink) }}
+
+// A downlink is the tcpip.Payloader that reads a socket into an endpoint. Its
+// Len is exact, as SIOCINQ told: gVisor would wait for more for ever.
+type downlink struct {
+	fd, left int
+	err      error
+}
+
+// Len is how many bytes Read will give.
+func (d *downlink) Len() int { return d.left }
+
+// Read fills p from the socket. Read(nil) is how gVisor asks for an end.
+func (d *downlink) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for {
+		n, errno := rawRead(d.fd, p)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n == 0 {
+			if d.err = errno; errno == 0 {
+				d.err = io.ErrUnexpectedEOF
+			}
+			return 0, d.err
+		}
+		d.left -= n
+		return n, nil
+	}
+}

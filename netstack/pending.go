@@ -1,0 +1,143 @@
+package netstack
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"gatewayd/flow"
+	"gatewayd/internal/admit"
+)
+
+// pendingTable holds the connection attempts that no endpoint exists for yet:
+// from the SYN until the verdict. It bounds them in all and per source, and ends
+// those whose client gave up, which a client often does without a word.
+type pendingTable struct {
+	mu        sync.Mutex // guards what follows, and the fields of each Pending that say so
+	byTuple   map[tuple]*Pending
+	admission admission
+}
+
+type tuple struct{ client, dest netip.AddrPort }
+
+// A SYN that repeats is expected within twice the last gap and this much more.
+// Before the first repetition the gap is the client's first timeout, 1 s (RFC 6298).
+const (
+	synGrace    = time.Second
+	firstSYNGap = time.Second
+	sweepEvery  = 250 * time.Millisecond
+)
+
+func (t *pendingTable) init(shares admit.Shares, rates admit.Rates, drops *flow.Drops) {
+	t.byTuple = make(map[tuple]*Pending)
+	t.admission = admission{shares: shares, rates: rates, drops: drops}
+}
+
+// synResult says what became of a SYN.
+type synResult int
+
+const (
+	synNew      synResult = iota // a new attempt, registered
+	synRepeated                  // belongs to an attempt in progress
+	synRefused                   // over a limit, the cause tells which
+)
+
+// syn registers p, or finds that its tuple is known already.
+func (t *pendingTable) syn(p *Pending, now time.Time) (synResult, flow.Drop) {
+	t.mu.Lock()
+	old := t.byTuple[p.tuple]
+	if old != nil && old.isn == p.isn {
+		old.gap, old.seen = max(old.gap, now.Sub(old.seen)), now // a copy of a SYN is no shorter gap
+		t.mu.Unlock()
+		return synRepeated, 0
+	}
+	defer t.mu.Unlock()
+	if old != nil { // another ISN: the client began anew, its next SYN is taken
+		old.cancel(errGaveUp)
+		return synRepeated, 0
+	}
+	if cause, ok := t.admitLocked(p, now); !ok {
+		return synRefused, cause
+	}
+	p.seen, p.gap = now, firstSYNGap
+	t.byTuple[p.tuple] = p
+	return synNew, 0
+}
+
+// reset ends the attempt of tp if seq is that of its SYN or the next one: nobody
+// else knows them (RFC 5961, 3.2). It reports whether it did.
+func (t *pendingTable) reset(tp tuple, seq uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.byTuple[tp]
+	if p == nil || seq-p.isn > 1 {
+		return false
+	}
+	p.cancel(errGaveUp)
+	return true
+}
+
+// accepting keeps an attempt from being cancelled for silence: the answer to its
+// SYN is on its way, and repetitions are gVisor's from now on.
+func (t *pendingTable) accepting(p *Pending) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p.seen, p.gap = time.Now(), acceptTimeout
+}
+
+func (t *pendingTable) get(tp tuple) *Pending {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byTuple[tp]
+}
+
+func (t *pendingTable) remove(p *Pending) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byTuple[p.tuple] != p {
+		return
+	}
+	delete(t.byTuple, p.tuple)
+	t.leaveLocked(p)
+}
+
+func (t *pendingTable) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.byTuple)
+}
+
+// sweep cancels attempts whose client fell silent, until ctx ends.
+func (t *pendingTable) sweep(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			t.cancelSilent(now)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (t *pendingTable) cancelSilent(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.byTuple {
+		if now.Sub(p.seen) > 2*p.gap+synGrace {
+			p.cancel(errGaveUp)
+		}
+	}
+}
+
+func (t *pendingTable) cancelAll(cause error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.byTuple {
+		p.cancel(cause)
+	}
+}
+
+var errGaveUp = &flow.Cause{Reason: flow.Reset, Text: "the client gave up connecting"}

@@ -1,0 +1,26 @@
+package netstack
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// System calls on non-blocking sockets. They do not tell Go's scheduler, which
+// would look after each as if it might block, and that costs more than the call.
+
+func rawRead(fd int, b []byte) (int, unix.Errno) { return rawIO(unix.SYS_READ, fd, b) }
+
+func rawWrite(fd int, b []byte) (int, unix.Errno) { return rawIO(unix.SYS_WRITE, fd, b) }
+
+func rawIO(call uintptr, fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	return int(n), errno
+}
+
+// rawQueue asks for the length of one of a socket's queues: SIOCINQ, SIOCOUTQ.
+func rawQueue(fd int, request uintptr) (int, unix.Errno) {
+	var n int32
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(&n)))
+	return int(n), errno
+}

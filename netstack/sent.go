@@ -1,0 +1,24 @@
+package netstack
+
+import "sync/atomic"
+
+// sentCounter follows how many payload bytes of an endpoint have left as
+// packets, by the sequence numbers that the link sees. A retransmission counts
+// once. The endpoint's lock makes its callers one at a time; anyone may load.
+type sentCounter struct {
+	total atomic.Uint64
+	next  uint32 // sequence number after the last new byte
+	begun bool
+}
+
+// note says that n payload bytes from seq on were sent.
+func (s *sentCounter) note(seq uint32, n int) {
+	if !s.begun {
+		s.begun, s.next = true, seq
+	}
+	end := seq + uint32(n)
+	if d := int32(end - s.next); d > 0 {
+		s.next = end
+		s.total.Add(uint64(d))
+	}
+}

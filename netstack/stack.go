@@ -1,0 +1,180 @@
+package netstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/sagernet/gvisor/pkg/tcpip"
+	"github.com/sagernet/gvisor/pkg/tcpip/header"
+	"github.com/sagernet/gvisor/pkg/tcpip/network/ipv4"
+	"github.com/sagernet/gvisor/pkg/tcpip/network/ipv6"
+	"github.com/sagernet/gvisor/pkg/tcpip/stack"
+	"github.com/sagernet/gvisor/pkg/tcpip/transport/tcp"
+
+	"gatewayd/flow"
+	"gatewayd/internal/admit"
+	"gatewayd/internal/epoll"
+)
+
+// Handler is asked about everything new that clients send.
+type Handler interface {
+	// HandleTCP decides about a client's SYN, on a goroutine of its own. It must
+	// end with p.Accept or p.Refuse, and may block for as long as p.Context lives.
+	HandleTCP(p *Pending)
+	// HandleDatagram gets a UDP datagram, or a train of them, on the goroutine
+	// that reads the device. It must not block; t.Payload is valid during the call.
+	HandleDatagram(f flow.Flow, t flow.Train)
+}
+
+// Keepalive is how a silent TCP client is probed.
+type Keepalive struct {
+	Idle, Interval time.Duration
+	Probes         int
+}
+
+// Config is what a Stack is made of. Zero limits mean unlimited.
+type Config struct {
+	Tag        string // the inbound that flows name
+	Device     Device
+	Addresses  []netip.Addr // that ICMP errors come from; the kernel drops those of this host
+	Broadcasts []netip.Addr // of the device's networks; nothing to them is carried
+	Handler    Handler
+	Poller     *epoll.Poller // the relay's kernel sockets
+	Drops      *flow.Drops
+	Clock      tcpip.Clock // nil: the real one
+	Keepalive  Keepalive   // zero Idle: none
+	HalfClosed time.Duration
+	Dials      admit.Shares // dials in progress at once
+	SYNs       admit.Rates  // connection attempts begun
+}
+
+// Stack terminates the TCP of one device and carries its UDP.
+type Stack struct {
+	cfg     Config
+	net     *stack.Stack
+	link    *link
+	pending pendingTable
+	workers []*worker
+	builder sync.Pool // *udpBuilder
+	errors  errorLimiter
+	ids     datagramIDs
+
+	paths pathMTUs
+
+	fragments *reassembler
+}
+
+const nicID = 1
+
+// Buffers of a TCP endpoint toward a client, in bytes. They grow from Default
+// to Max while the traffic needs it.
+var (
+	recvBuffer = tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: 128 << 10, Max: 2 << 20}
+	sendBuffer = tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: 256 << 10, Max: 2 << 20}
+)
+
+const (
+	timeWait = 3 * time.Second
+	// A client that acknowledges nothing is given up after this many
+	// retransmissions, 3 min 25 s from the shortest time-out on: about as long as
+	// the default keepalive takes with an idle one. One whose window is closed
+	// acknowledges the probes and stays.
+	maxRetries = 9
+)
+
+// New makes the stack of cfg.Device. Nothing runs before Run.
+func New(cfg Config) (*Stack, error) {
+	s := &Stack{cfg: cfg, link: &link{dev: cfg.Device, drops: cfg.Drops}, workers: newWorkers(runtime.GOMAXPROCS(0))}
+	s.builder.New = func() any { return new(udpBuilder) }
+	s.errors.init()
+	s.ids.init()
+	s.fragments = newReassembler(defaultFragmentLimits(), cfg.Drops)
+	s.pending.init(cfg.Dials, cfg.SYNs, cfg.Drops)
+	s.net = stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},
+		Clock:              cfg.Clock,
+	})
+	if err := s.setOptions(); err != nil {
+		s.net.Close()
+		return nil, err
+	}
+	if err := s.setNIC(); err != nil {
+		s.net.Close()
+		return nil, err
+	}
+	fw := tcp.NewForwarder(s.net, recvBuffer.Default, 1<<30, s.handleRequest) // the limit is the pending table's
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, func(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+		return s.handleSegment(fw, id, pkt)
+	})
+	return s, nil
+}
+
+func (s *Stack) setOptions() error {
+	sack := tcpip.TCPSACKEnabled(true)
+	rack := tcpip.TCPRecovery(0) // spurious recoveries would never be undone
+	nagle := tcpip.TCPDelayEnabled(false)
+	moderate := tcpip.TCPModerateReceiveBufferOption(true)
+	reno := tcpip.CongestionControlOption("reno")
+	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	retries := tcpip.TCPMaxRetriesOption(maxRetries)
+	for _, o := range []tcpip.SettableTransportProtocolOption{
+		&sack, &rack, &nagle, &moderate, &reno, &wait, &retries, &recvBuffer, &sendBuffer,
+	} {
+		if err := s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
+			return fmt.Errorf("netstack: option %T: %s", o, err)
+		}
+	}
+	return nil
+}
+
+func (s *Stack) setNIC() error {
+	if err := s.net.CreateNIC(nicID, s.link); err != nil {
+		return fmt.Errorf("netstack: create interface: %s", err)
+	}
+	s.net.SetPromiscuousMode(nicID, true) //nolint:errcheck // the NIC exists
+	s.net.SetSpoofing(nicID, true)        //nolint:errcheck
+	s.net.SetRouteTable([]tcpip.Route{
+		{Destination: header.IPv4EmptySubnet, NIC: nicID},
+		{Destination: header.IPv6EmptySubnet, NIC: nicID},
+	})
+	return nil
+}
+
+// Run carries packets until ctx ends (nil) or the device fails. Flows that are
+// still open then are not ended: whoever handled them ends them first.
+func (s *Stack) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for _, w := range s.workers {
+		wg.Go(func() { w.run(ctx) })
+	}
+	wg.Go(func() { s.pending.sweep(ctx) })
+	wg.Go(func() { s.fragments.sweep(ctx) })
+	err := s.cfg.Device.Run(ctx, func() *Batch { return NewBatch(s.deliver) })
+	cancel()
+	wg.Wait()
+	s.pending.cancelAll(flow.ErrShutdown)
+	s.net.Close()
+	s.net.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// Pending is how many dials are in progress.
+func (s *Stack) Pending() int { return s.pending.len() }
+
+// CancelPending ends every dial in progress with cause.
+func (s *Stack) CancelPending(cause error) { s.pending.cancelAll(cause) }
+
+func addrOf(a tcpip.Address) netip.Addr {
+	ip, _ := netip.AddrFromSlice(a.AsSlice())
+	return ip.Unmap()
+}

@@ -1,0 +1,121 @@
+package track
+
+import (
+	"errors"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"gatewayd/flow"
+)
+
+// maxTransfer is what a flow may take from its source at once, in bytes.
+const maxTransfer = 64 << 10
+
+// ErrKilled is the cause of flows that an operator ended.
+var ErrKilled = &flow.Cause{Reason: flow.Killed, Text: "the flow was killed"}
+
+// Flow is one registered flow, in the hands of the relay that moves its bytes. It
+// is a flow.Meter that counts. Its methods are safe for concurrent use.
+type Flow struct {
+	tracker    *Tracker
+	slot       *slot // shared with later flows; generation tells whether it is still ours
+	generation uint16
+	id         flow.ID
+	started    time.Time
+	end        func(cause error)
+	ending     atomic.Pointer[ending] // nil while nobody ended it; set once
+	meta       Meta
+}
+
+var _ flow.Meter = (*Flow)(nil)
+
+// ending is why a flow ends.
+type ending struct {
+	err    error // never nil
+	killed bool
+}
+
+// ID is the flow's number.
+func (f *Flow) ID() flow.ID { return f.id }
+
+// Ready lets the relay take up to 64 KiB, or returns the cause once the flow ended.
+// It never pauses and keeps nothing of wake.
+func (f *Flow) Ready(flow.Dir, int, func()) (int, error) {
+	if e := f.ending.Load(); e != nil {
+		return 0, e.err
+	}
+	return maxTransfer, nil
+}
+
+// Moved counts n payload bytes, after they moved. It takes no lock. What is reported
+// after Close is not counted anywhere.
+func (f *Flow) Moved(d flow.Dir, n int) {
+	if n <= 0 {
+		return
+	}
+	c := &f.slot.up
+	if d == flow.Down {
+		c = &f.slot.down
+	}
+	c.add(f.generation, uint64(n))
+}
+
+// End ends the flow with a cause (nil stands for io.EOF): Ready fails with it from
+// now on, and the hook given to Open is called, on this goroutine. The first cause
+// wins; later ones, and those after Close, change nothing. The flow stays registered
+// until its owner closes it.
+func (f *Flow) End(cause error) { f.endOnce(cause) }
+
+// endOnce reports whether this call ended the flow.
+func (f *Flow) endOnce(cause error) bool {
+	e := newEnding(cause)
+	if !f.ending.CompareAndSwap(nil, e) {
+		return false
+	}
+	if f.end != nil {
+		f.end(e.err)
+	}
+	return true
+}
+
+func newEnding(cause error) *ending {
+	if cause == nil {
+		cause = io.EOF
+	}
+	return &ending{err: cause, killed: errors.Is(cause, ErrKilled)}
+}
+
+// Cause is what ended the flow: the first End's cause, else what Close was given
+// (io.EOF for nil), or nil while it lives.
+func (f *Flow) Cause() error {
+	if e := f.ending.Load(); e != nil {
+		return e.err
+	}
+	return nil
+}
+
+func (f *Flow) killed() bool {
+	e := f.ending.Load()
+	return e != nil && e.killed
+}
+
+// Close takes the flow out of the registry, keeps its record with the final counters
+// among the closed ones, and sends the closed event. The reason is that of the cause
+// by which End ended it, else that of cause; nil is the ordinary end. Only the first
+// call does anything.
+func (f *Flow) Close(cause error) {
+	f.ending.CompareAndSwap(nil, newEnding(cause))
+	t := f.tracker
+	final, ok := t.shardOf(f.id).close(f.id)
+	if !ok {
+		return
+	}
+	t.live.Add(-1)
+	var r Record
+	r.fill(final)
+	r.Ended = time.Now()
+	r.Reason = flow.ReasonOf(f.Cause())
+	t.closed.add(&r)
+	t.events.publish(Closed, &r)
+}

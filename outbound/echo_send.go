@@ -1,0 +1,128 @@
+package outbound
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"gatewayd/flow"
+	"gatewayd/netstack/wire"
+)
+
+// Types of echo messages (RFC 792, RFC 4443).
+const (
+	icmpEchoRequest, icmpEchoReply   = 8, 0
+	icmp6EchoRequest, icmp6EchoReply = 128, 129
+)
+
+func echoRequestType(v4 bool) uint8 {
+	if v4 {
+		return icmpEchoRequest
+	}
+	return icmp6EchoRequest
+}
+
+func echoReplyType(v4 bool) uint8 {
+	if v4 {
+		return icmpEchoReply
+	}
+	return icmp6EchoReply
+}
+
+var errOnePeer = errors.New("an echo stream has one peer")
+
+// echoLetter is what a sendmsg of a request needs besides the payload.
+type echoLetter struct {
+	letter
+	head [wire.ICMPHeaderLen]byte
+	iovs [2]unix.Iovec
+}
+
+// Send sends one request for each train, and never blocks. It treats what the
+// socket has no room for as link.Send does.
+func (l *echoLink) Send(ts []flow.Train) (int, error) {
+	l.send.Lock()
+	defer l.send.Unlock()
+	for i := range ts {
+		if err := l.sendLocked(&ts[i]); err != nil {
+			return i, fmt.Errorf("send %s %s: %w", l.d.c.Name, l.peer, err)
+		}
+	}
+	return len(ts), nil
+}
+
+func (l *echoLink) sendLocked(tr *flow.Train) error {
+	switch {
+	case l.closed.Load():
+		return net.ErrClosed
+	case tr.Peer != l.dest:
+		return errOnePeer
+	}
+	switch err := l.d.approve(&l.send.allowed, l.peer, l.allowHost); err {
+	case nil:
+	case error(errSelf): // the host got the peer's address meanwhile
+		l.d.c.Drops.Add(flow.DropSelf, 1)
+		return nil
+	default:
+		return err
+	}
+	l.send.socket.discover(tr.DontFragment)
+	m := l.d.echoLetter()
+	defer l.d.echoLetters.Put(m)
+	m.address(netip.AddrPortFrom(l.peer, 0))
+	m.controls(0, tr.TClass, l.peer.Is4())
+	m.request(l, tr)
+	err := l.post(m)
+	switch err {
+	case unix.EMSGSIZE:
+		l.send.tooBig = int(tr.Seq)
+		fallthrough
+	case unix.EAGAIN, unix.ENOBUFS:
+		l.d.c.Drops.Add(flow.DropSendFailed, 1)
+		return nil
+	}
+	return err
+}
+
+// post is one sendmsg. An error that the socket had pending from an ICMP message
+// is returned once by the kernel: the send is tried again.
+func (l *echoLink) post(m *echoLetter) error {
+	fd := int(l.send.socket.fd)
+	err := m.post(fd)
+	switch err {
+	case nil, unix.EAGAIN, unix.ENOBUFS:
+		return err
+	}
+	return m.post(fd)
+}
+
+// request writes the ICMP header. A ping socket's kernel sets id and checksum
+// itself, and so it does with the checksum of ICMPv6.
+func (m *echoLetter) request(l *echoLink, tr *flow.Train) {
+	m.head = [wire.ICMPHeaderLen]byte{echoRequestType(l.peer.Is4())}
+	binary.BigEndian.PutUint16(m.head[4:], l.local.Port())
+	binary.BigEndian.PutUint16(m.head[6:], tr.Seq)
+	if l.raw && l.peer.Is4() {
+		binary.BigEndian.PutUint16(m.head[2:], ^wire.SumTwo(m.head[:], tr.Payload, 0))
+	}
+	m.iovs[1].Base = unsafe.SliceData(tr.Payload)
+	m.iovs[1].SetLen(len(tr.Payload))
+}
+
+func (d *Direct) echoLetter() *echoLetter {
+	if m, ok := d.echoLetters.Get().(*echoLetter); ok {
+		return m
+	}
+	m := &echoLetter{}
+	m.hdr.Name = (*byte)(unsafe.Pointer(&m.name))
+	m.hdr.Iov = &m.iovs[0]
+	m.hdr.SetIovlen(len(m.iovs))
+	m.iovs[0].Base = &m.head[0]
+	m.iovs[0].SetLen(len(m.head))
+	return m
+}

@@ -1,0 +1,9 @@
+package tun
+
+import (
+	"testing"
+
+	"gatewayd/internal/hostnet/hostnettest"
+)
+
+func TestMain(m *testing.M) { hostnettest.Main(m) }

@@ -1,0 +1,55 @@
+package api
+
+import (
+	"net/http"
+	"time"
+)
+
+// SetTiming shortens what streams live by.
+func (s *Server) SetTiming(heartbeat, write time.Duration) { s.timing = timing{heartbeat, write} }
+
+// OpenStreams is how many stream slots are taken.
+func (s *Server) OpenStreams() int { return len(s.streams) }
+
+// MaxStreams is the bound.
+const MaxStreams = maxStreams
+
+// KeptEvents is the size of the ring behind /v1/events.
+const KeptEvents = keptEvents
+
+// Handler answers without a listener.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// RouteTable lists "METHOD path" of all routes, with the role that each needs.
+func (s *Server) RouteTable() map[string]string {
+	table := map[string]string{}
+	for _, r := range s.routes() {
+		table[r.method+" "+r.path] = r.need.String()
+	}
+	return table
+}
+
+// RouteParams lists the query parameters of one route.
+func (s *Server) RouteParams(call string) []string {
+	for _, r := range s.routes() {
+		if r.method+" "+r.path == call {
+			return r.params
+		}
+	}
+	return nil
+}
+
+// Judge is what the peer credentials of a Unix connection lead to.
+func Judge(uid uint32, groups []uint32, own uint32, group *uint32, name string) (role, denied string) {
+	c := peer{uid, groups}.judge(own, group, name)
+	return c.role.String(), c.denied
+}
+
+// Series is a metric's name with labels.
+var Series = series
+
+// ParseSelector and ParsePage are what list calls read.
+var (
+	ParseSelector = parseSelector
+	ParsePage     = parsePage
+)

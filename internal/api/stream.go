@@ -1,0 +1,180 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"gatewayd/track"
+)
+
+// maxStreams is how many event streams may be open at once; the next one gets 503.
+const maxStreams = 64
+
+// leftover is how long a stream looks for one more event when the server stops.
+const leftover = 50 * time.Millisecond
+
+// errBegun ends a handler whose answer has begun, so that nothing can be added to it.
+var errBegun = errors.New("the answer has begun")
+
+// stream is one open answer of server-sent events. It buffers one event at a
+// time: what its reader does not take stays in the rings, and is told as lagged.
+type stream struct {
+	w       http.ResponseWriter
+	rc      *http.ResponseController
+	timing  timing
+	ctx     context.Context // ends with the request or the server
+	request context.Context // ends with the request
+	buf     []byte
+	once    sync.Once
+	free    func()
+}
+
+// openStream begins an answer of events, or refuses with 503 when too many are open.
+func (s *Server) openStream(w http.ResponseWriter, r *http.Request) (*stream, error) {
+	select {
+	case s.streams <- struct{}{}:
+	default:
+		w.Header().Set("Retry-After", "5")
+		return nil, fail(http.StatusServiceUnavailable, "too many event streams: at most %d", maxStreams)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	unhook := context.AfterFunc(s.stopping, cancel)
+	st := &stream{w: w, rc: http.NewResponseController(w), timing: s.timing, ctx: ctx, request: r.Context()}
+	st.free = func() { unhook(); cancel(); <-s.streams }
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	_ = st.rc.SetReadDeadline(time.Time{}) // the request is read; the stream may last
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodHead || st.write([]byte(": gatewayd\n\n")) != nil {
+		st.close()
+		return nil, errBegun
+	}
+	return st, nil
+}
+
+// close gives the stream's slot back.
+func (st *stream) close() { st.once.Do(st.free) }
+
+// event sends one event; an empty id is left out. It blocks for at most the write timeout.
+func (st *stream) event(id, name string, data any) error {
+	body, err := json.Marshal(data)
+	if err != nil {
+		return fmt.Errorf("event %s: %w", name, err)
+	}
+	st.buf = st.buf[:0]
+	if id != "" {
+		st.buf = fmt.Appendf(st.buf, "id: %s\n", id)
+	}
+	st.buf = fmt.Appendf(st.buf, "event: %s\ndata: %s\n\n", name, body)
+	return st.write(st.buf)
+}
+
+// heartbeat sends a comment, so that a reader and what is between see life.
+func (st *stream) heartbeat() error { return st.write([]byte(": still here\n\n")) }
+
+func (st *stream) write(b []byte) error {
+	// Best effort: a recorder in a test has no deadline.
+	_ = st.rc.SetWriteDeadline(time.Now().Add(st.timing.write))
+	if _, err := st.w.Write(b); err != nil {
+		return fmt.Errorf("stream: %w", err)
+	}
+	if err := st.rc.Flush(); err != nil {
+		return fmt.Errorf("stream: %w", err)
+	}
+	return nil
+}
+
+// follow calls step until it fails or the stream ends. A step waits for one event
+// on its context and sends it; when that context ends first, a heartbeat is due.
+func (st *stream) follow(step func(ctx context.Context) error) error {
+	for {
+		ctx, cancel := context.WithTimeout(st.ctx, st.timing.heartbeat)
+		err := step(ctx)
+		cancel()
+		switch {
+		case err == nil:
+		case st.ctx.Err() != nil:
+			st.drain(step)
+			return errBegun
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
+			if st.heartbeat() != nil {
+				return errBegun
+			}
+		default:
+			return errBegun // the reader is gone, or too slow
+		}
+	}
+}
+
+// drain sends what is left when the server stops, so that readers see the ends of
+// flows that ended with it. It waits for nothing new, and is over when the request is.
+func (st *stream) drain(step func(ctx context.Context) error) {
+	all, cancel := context.WithTimeout(st.request, drainTimeout/2)
+	defer cancel()
+	for left := true; left; {
+		one, cancel := context.WithTimeout(all, leftover)
+		left = step(one) == nil
+		cancel()
+	}
+}
+
+// flowEvents streams opened, closed and blocked flows from now on.
+func (s *Server) flowEvents(w http.ResponseWriter, r *http.Request) error {
+	sub := s.opt.Tracker.Subscribe() // before the answer begins: who sees it sees what follows
+	defer sub.Close()
+	st, err := s.openStream(w, r)
+	if err != nil {
+		return err
+	}
+	defer st.close()
+	p := s.privacyFor(r)
+	return st.follow(func(ctx context.Context) error {
+		ev, missed, err := sub.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if missed > 0 {
+			if err := st.event("", "lagged", Lagged{missed}); err != nil {
+				return err
+			}
+		}
+		return st.event("", ev.Kind.String(), eventShape(&ev, p))
+	})
+}
+
+func eventShape(ev *track.Event, p privacy) Flow {
+	if ev.Kind.String() == "blocked" {
+		return blockedShape(&ev.Record, p)
+	}
+	return flowShape(&ev.Record, p)
+}
+
+// traffic streams one event per tick, or answers the last snapshot.
+func (s *Server) traffic(w http.ResponseWriter, r *http.Request) error {
+	p := s.privacyFor(r)
+	if q := r.URL.Query(); q.Has("once") {
+		if v := q.Get("once"); v != "" && v != "true" && v != "1" {
+			return fail(http.StatusBadRequest, "once %q: want no value", v)
+		}
+		return writeJSON(w, trafficShape(s.opt.Tracker.Snapshot(), p))
+	}
+	after := s.opt.Tracker.Snapshot().Tick
+	st, err := s.openStream(w, r)
+	if err != nil {
+		return err
+	}
+	defer st.close()
+	return st.follow(func(ctx context.Context) error {
+		snap, err := s.opt.Tracker.Watch(ctx, after)
+		if err != nil {
+			return err
+		}
+		after = snap.Tick
+		return st.event("", "traffic", trafficShape(snap, p))
+	})
+}

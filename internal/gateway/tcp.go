@@ -1,0 +1,194 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"gatewayd/flow"
+	"gatewayd/netstack"
+	"gatewayd/route"
+	"gatewayd/track"
+)
+
+// HandleTCP carries one connection attempt to its verdict, on its own goroutine,
+// which ends when the relay runs.
+func (in *inbound) HandleTCP(p *netstack.Pending) {
+	g := in.gw
+	f := p.Flow()
+	if g.closing.Load() {
+		p.Refuse(flow.VerdictSilent)
+		return
+	}
+	if !g.limits.acquire(f.Source.Addr()) {
+		g.drops.Add(flow.DropFlowLimit, 1)
+		p.Refuse(flow.VerdictSilent)
+		return
+	}
+	d, ok := g.route(&f)
+	if !ok {
+		g.limits.release(f.Source.Addr())
+		p.Refuse(flow.VerdictSilent)
+		return
+	}
+	t := &tcpFlow{gw: g, version: d.Outbound, source: f.Source.Addr()}
+	stream, err := d.Outbound.Outbound().DialStream(p.Context(), f)
+	if err != nil {
+		t.release()
+		g.refuse(p, f, &d, err)
+		return
+	}
+	t.run(p, stream, metaOf(f, &d, egressOf(stream)))
+}
+
+// route decides f and puts it on the decided version.
+func (g *Gateway) route(f *flow.Flow) (route.Decision, bool) {
+	for {
+		plane := g.plane.Load()
+		d := plane.Route(&route.Query{Flow: *f, Now: time.Now()})
+		if d.Outbound.Acquire() {
+			plane.Hit(&d)
+			f.AllowHost = d.AllowHost
+			return d, true
+		}
+		if g.closing.Load() || g.plane.Load() == plane {
+			return d, false
+		}
+	}
+}
+
+// refuse shows the client why there is no connection. One that gave up meanwhile
+// is told nothing, as by silence, and is no failure of the outbound.
+func (g *Gateway) refuse(p *netstack.Pending, f flow.Flow, d *route.Decision, err error) {
+	if blocked(d.Outbound) {
+		g.drops.Add(flow.DropBlocked, 1)
+	} else if p.Context().Err() == nil {
+		g.dialFailed(d.Outbound, f, err)
+	}
+	p.Refuse(flow.VerdictOf(err))
+}
+
+// dialFailed tells of a dial that failed: at debug, as far sides do refuse, but
+// the first time that a version's own way out is at fault as a warning.
+func (g *Gateway) dialFailed(v *route.Version, f flow.Flow, err error) {
+	level := slog.LevelDebug
+	if isLocal(err) && v.Failed(err) {
+		level = slog.LevelWarn
+	}
+	g.log.Log(context.Background(), level, "dial failed", "outbound", v.String(), "source", f.Source, "err", err)
+}
+
+// isLocal reports whether a dial failed before anything left this host.
+func isLocal(err error) bool {
+	return slices.ContainsFunc(localErrors, func(e syscall.Errno) bool { return errors.Is(err, e) })
+}
+
+var localErrors = []syscall.Errno{
+	syscall.ENODEV, syscall.ENXIO, syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.ENETDOWN,
+	syscall.EPERM, syscall.EACCES, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+}
+
+func metaOf(f flow.Flow, d *route.Decision, egress netip.AddrPort) track.Meta {
+	return track.Meta{
+		Inbound: f.Inbound, Network: f.Network, Source: f.Source, Dest: f.Dest,
+		Outbound: d.Outbound.Tag(), Version: d.Outbound.N(), Egress: egress,
+		Rule: d.Rule, RuleName: d.RuleName, Epoch: d.Epoch, User: f.User,
+	}
+}
+
+// egressOf is the local address that s left from, if it tells.
+func egressOf(s flow.Stream) netip.AddrPort {
+	if l, ok := s.(interface{ LocalAddrPort() netip.AddrPort }); ok {
+		return l.LocalAddrPort()
+	}
+	return netip.AddrPort{}
+}
+
+// tcpFlow is a TCP flow from its dial to its close. It is accepting until the
+// client's handshake completed, then relaying; end reaches it in either state.
+type tcpFlow struct {
+	gw      *Gateway
+	version *route.Version
+	source  netip.Addr
+	flow    *track.Flow
+
+	mu     sync.Mutex         // guards what follows
+	conn   *netstack.Conn     // once relaying
+	cancel context.CancelFunc // while accepting
+	cause  error              // came while accepting
+}
+
+// run registers the flow, accepts the client and starts the relay.
+func (t *tcpFlow) run(p *netstack.Pending, stream flow.Stream, m track.Meta) {
+	ctx, cancel := context.WithCancel(p.Context())
+	t.cancel = cancel
+	t.flow = t.gw.tracker.Open(m, t.end)
+	if t.version.Expired() {
+		t.flow.End(route.ErrDrained)
+	}
+	if t.gw.closing.Load() {
+		t.flow.End(flow.ErrShutdown)
+	}
+	conn, err := p.Accept(ctx)
+	cancel()
+	if err != nil {
+		reset(stream)
+		t.done(err)
+		return
+	}
+	if err := conn.Relay(stream, t.flow, t.done); err != nil {
+		t.done(err)
+		return
+	}
+	t.mu.Lock()
+	t.conn, t.cancel = conn, nil
+	cause := t.cause
+	t.mu.Unlock()
+	if cause != nil {
+		conn.End(cause)
+	}
+}
+
+// reset closes a stream whose client is gone: the far side sees that, not an
+// orderly end.
+func reset(s flow.Stream) {
+	if sc, ok := s.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			raw.Control(func(fd uintptr) { //nolint:errcheck // at worst a FIN
+				unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) //nolint:errcheck
+			})
+		}
+	}
+	s.Close() //nolint:errcheck // nothing was sent
+}
+
+// end is the flow's hook for a kill, a drain, the shutdown.
+func (t *tcpFlow) end(cause error) {
+	t.mu.Lock()
+	conn, cancel := t.conn, t.cancel
+	t.cause = cause
+	t.mu.Unlock()
+	if conn != nil {
+		conn.End(cause)
+	} else {
+		cancel()
+	}
+}
+
+// done is called when both sides were told, or when it came to no relay.
+func (t *tcpFlow) done(cause error) {
+	t.flow.Close(cause)
+	t.release()
+}
+
+func (t *tcpFlow) release() {
+	t.version.Release()
+	t.gw.limits.release(t.source)
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"gatewayd/flow"
+	"gatewayd/internal/api"
+	"gatewayd/internal/exitcode"
+	"gatewayd/track"
+)
+
+func TestBytesAreShownInThreeDigits(t *testing.T) {
+	for n, want := range map[uint64]string{
+		0: "0 B", 999: "999 B", 1000: "1.0 kB", 1234567: "1.2 MB", 999_949: "999.9 kB", 999_950: "1.0 MB", 5e9: "5.0 GB", 1<<64 - 1: "18.4 EB",
+	} {
+		if got := humanBytes(n); got != want {
+			t.Errorf("%d: %s: want %s", n, got, want)
+		}
+	}
+}
+
+func TestAgesAreShownInTwoUnits(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s", 2*time.Hour + 3*time.Minute: "2h03m", 50 * time.Hour: "2d02h",
+	} {
+		if got := humanAge(d); got != want {
+			t.Errorf("%v: %s: want %s", d, got, want)
+		}
+	}
+}
+
+func TestTheFlowTableFitsEightyColumnsAndKeepsPorts(t *testing.T) {
+	up := uint64(123456789)
+	flows := []api.Flow{{
+		ID: 1234567, Network: "tcp", Source: "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:1]:51234", Destination: "[2001:db8:1111:2222:3333:4444:5555:6]:443",
+		Outbound: "direct", Up: &up, Down: &up,
+		Started: api.Time(time.Now().Add(-time.Hour)), Reason: "killed",
+	}, {ID: 2, Network: "udp", Source: "10.0.0.2:5", Destination: "203.0.113.5:443", Domain: "example.org"}}
+	text := string(flowTable(flows, true, time.Now()).render(80))
+	for line := range strings.Lines(text) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	for _, want := range []string{":51234 ", ":443 ", " dns "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	whole := string(flowTable(flows, true, time.Now()).render(0))
+	if !strings.Contains(whole, flows[0].Source) || !strings.Contains(whole, " example.org:443 ") {
+		t.Errorf("cut though nothing is narrow:\n%s", whole)
+	}
+}
+
+func TestWhatOthersNamedCannotSteerTheTerminal(t *testing.T) {
+	f := api.Flow{ID: 1, Network: "tcp", Destination: "203.0.113.5:443", Domain: "\x1b[2Jevil\n"}
+	for _, text := range []string{string(flowTable([]api.Flow{f}, false, time.Now()).render(0)), flowLine("opened", &f)} {
+		if strings.ContainsAny(text, "\x1b") || strings.Contains(text, "evil\n") {
+			t.Errorf("%q", text)
+		}
+	}
+}
+
+// lockedBuffer is read while a command writes it.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// watching runs a watch command until its output has every one of want. do makes
+// something to see; it is called again and again, for the watcher may not be there yet.
+func watching(t *testing.T, do func(*track.Tracker), want []string, args ...string) {
+	t.Helper()
+	tracker, err := track.New(track.Options{Interval: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	server, err := api.New(api.Options{Listen: []string{"unix:" + socket}, Tracker: tracker, Gateway: &scripted{}, Drops: new(flow.Drops)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = server.Serve(ctx) })
+	watch, interrupt := context.WithCancel(ctx)
+	out := &lockedBuffer{}
+	root := newRoot(&app{stdout: out, stderr: out, getenv: func(string) string { return "" }})
+	root.SetArgs(append(args, "--api", "unix:"+socket))
+	ended := make(chan error, 1)
+	running.Go(func() { ended <- root.ExecuteContext(watch) })
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for missing := true; missing; {
+		do(tracker)
+		text := out.String()
+		missing = false
+		for _, w := range want {
+			missing = missing || !strings.Contains(text, w)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%v not in %s", want, text)
+		}
+	}
+	interrupt()
+	if err := <-ended; err != nil {
+		t.Errorf("interrupted: %v", err)
+	}
+}
+
+func openAndClose(tr *track.Tracker) {
+	tr.Open(track.Meta{Inbound: "lan", Network: flow.UDP, Source: netip.MustParseAddrPort("10.0.0.2:5"), Rule: -1}, nil).Close(nil)
+}
+
+func TestWatchFlowsPrintsALineForEachEventUntilInterrupted(t *testing.T) {
+	watching(t, openAndClose, []string{"  opened   #", "  closed   #", " udp 10.0.0.2:5 > ", " via dns", "  eof  up 0 B, down 0 B, 0s"}, "watch", "flows")
+	watching(t, openAndClose, []string{`{"data":{"id":`, `"event":"opened"}`, `"event":"closed"}`}, "watch", "flows", "--json")
+}
+
+func TestWatchTrafficPrintsALineForEachTickUntilInterrupted(t *testing.T) {
+	watching(t, (*track.Tracker).Final, []string{"TICK", "0 B/s"}, "watch", "traffic")
+	watching(t, (*track.Tracker).Final, []string{`{"tick":`, `"total":{"up":0,`}, "watch", "traffic", "--json")
+}
+
+// hostRoot is a made-up host.
+func hostRoot(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+var goodHost = map[string]string{
+	"dev/net/tun":      "",
+	"proc/self/status": "Name:\tx\nCapEff:\t000001ffffffffff\n",
+	"proc/sys/net/ipv6/conf/all/disable_ipv6": "0\n",
+	"proc/sys/net/ipv4/ip_forward":            "1\n",
+	"proc/sys/net/ipv6/conf/all/forwarding":   "1\n",
+	"proc/sys/net/ipv4/conf/all/rp_filter":    "2\n",
+	"proc/sys/net/ipv4/ping_group_range":      "0\t2147483647\n",
+}
+
+func TestTheDoctorFindsNothingOnAGoodHost(t *testing.T) {
+	findings := examine(hostRoot(t, goodHost))
+	for _, f := range findings {
+		if f.Result != resultOK || f.Fix != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	if err := verdict(findings); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheDoctorNamesEachMissingPieceWithItsFix(t *testing.T) {
+	for _, c := range []struct{ file, text, result, fix string }{
+		{"dev/net/tun", "gone", resultMissing, "modprobe tun"},
+		{"proc/self/status", "CapEff:\t0000000000002000\n", resultMissing, "CAP_NET_ADMIN"},
+		{"proc/sys/net/ipv6/conf/all/disable_ipv6", "1\n", resultNote, "disable_ipv6=0"},
+		{"proc/sys/net/ipv4/ip_forward", "0\n", resultNote, "ip_forward=1"},
+		{"proc/sys/net/ipv4/conf/all/rp_filter", "1\n", resultNote, "rp_filter=2"},
+		{"proc/sys/net/ipv4/ping_group_range", "1\t0\n", resultNote, "ping_group_range"},
+	} {
+		files := map[string]string{}
+		for name, text := range goodHost {
+			files[name] = text
+		}
+		files[c.file] = c.text
+		if c.text == "gone" {
+			delete(files, c.file)
+		}
+		findings := examine(hostRoot(t, files))
+		var bad []finding
+		for _, f := range findings {
+			if f.Result != resultOK {
+				bad = append(bad, f)
+			}
+		}
+		if len(bad) != 1 || bad[0].Result != c.result || !strings.Contains(bad[0].Fix, c.fix) {
+			t.Errorf("%s: %+v", c.file, bad)
+		}
+		if got, want := exitcode.Of(verdict(findings)), map[string]int{resultMissing: exitcode.Missing, resultNote: exitcode.OK}[c.result]; got != want {
+			t.Errorf("%s: exit code %d: want %d", c.file, got, want)
+		}
+	}
+}
+
+func TestFindingsArePrintedALineEachAndAsJSON(t *testing.T) {
+	findings := []finding{{"x", resultOK, "fine", ""}, {"y", resultMissing, "gone", "modprobe y"}}
+	var out bytes.Buffer
+	a := &app{stdout: &out}
+	if err := a.printFindings(findings); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "gone: modprobe y") {
+		t.Errorf("%s, %v", out.String(), err)
+	}
+	out.Reset()
+	a.json = true
+	var got map[string][]finding
+	if err := a.printFindings(findings); err != nil || json.Unmarshal(out.Bytes(), &got) != nil || len(got["findings"]) != 2 {
+		t.Errorf("%s, %v", out.String(), err)
+	}
+}
+
+func TestADeviceThatIsThereIsToldAndKept(t *testing.T) {
+	sys := hostRoot(t, map[string]string{"gw0/tun_flags": "0x5001\n", "eth0/mtu": "1500\n"})
+	for name, want := range map[string]string{"gw0": "ip link delete gw0", "eth0": "no TUN device", "gw1": ""} {
+		r := inspectDevice(sys, name)
+		if (r.Result == "none") != (want == "") || !strings.Contains(r.Note, want) {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package suite
+
+// explanations are the rows where a gateway differs, and why, by group and name.
+func explanations() map[string][]difference {
+	const (
+		stray   = "No connection is known, and the gateway would have to dial to learn whether somebody listens. It answers as a host without a listener does (RFC 9293, 3.10.7.1), where a Linux listener is silent. A scanner learns nothing about the server from it."
+		ecn     = "The client's connection ends at the gateway, which does not take up ECN; a host may decline it (RFC 3168, 6.1.1)."
+		urgent  = "The urgent byte is carried in line, as RFC 6093 asks: its mark does not pass, nothing of the stream is lost."
+		hop     = "The kernel that diverts the traffic into the device is a hop, and the gateway is the next: a client counts one more than over plain forwarding."
+		foreign = "The gateway carries TCP, UDP and echo alone. It says so itself, instead of the server: nothing of another protocol leaves it."
+		whole   = "Fragments are put together by the gateway, and nothing is sent on until they are complete. It drops what never gets complete without telling: a sender that goes on would be told no sooner by an error."
+		first   = "The server refuses a first fragment without the whole TCP header (RFC 7112). Here it never sees one: the gateway put the fragments together."
+		ends    = "Extension headers end at the gateway, which sends the server a datagram of its own. What the server would complain about is dropped and counted, and not told."
+		code    = "The kernel forwards with one error for an unreachable route (code 0) and gives a socket of its own another (EHOSTUNREACH); the latter is all that the gateway learns, and is told as code 3. Applications see either as unreachable."
+		port0   = "Port 0 names nobody: the gateway drops such a datagram as malformed and counts it, where the server's kernel finds no listener."
+		wait    = "The gateway's stack keeps TIME_WAIT through a reset, as RFC 1337 advises; Linux ends it unless net.ipv4.tcp_rfc1337 is set."
+		stamp   = "Of ICMP's queries the gateway carries echo alone. Timestamps tell a host's clock; most filters drop them."
+	)
+	scan := []difference{{kernel: "nothing", gateway: "RST+ACK", why: stray}}
+	protocols := []difference{
+		{only: "IPv4", kernel: "protocol unreachable from the server", gateway: "protocol unreachable from the gateway", why: foreign},
+		{only: "IPv6", kernel: "parameter problem 1 (next header) from the server", gateway: "parameter problem 1 (next header) from the gateway", why: foreign},
+	}
+	unreachable := func(quoted string) []difference {
+		return []difference{{only: "IPv6", kernel: "no route from the gateway" + quoted, gateway: "address unreachable from the gateway" + quoted, why: code}}
+	}
+	return map[string][]difference{
+		"TCP: connect where the gateway has an unreachable route":    unreachable(", 40 bytes quoted"),
+		"TCP: an urgent byte up":                                     {{kernel: `the server read "abcd" in line, end of file`, gateway: `the server read "ab!cd" in line, end of file`, why: urgent}},
+		"TCP segments: FIN to an open port without a connection":     scan,
+		"TCP segments: no flags to an open port (null scan)":         scan,
+		"TCP segments: FIN, PSH and URG to an open port (xmas scan)": scan,
+		"TCP segments: SYN that offers ECN":                          {{kernel: "SYN+ACK+ECE, 0 bytes acknowledged", gateway: "SYN+ACK, 0 bytes acknowledged", why: ecn}},
+		"TCP segments: SYN in two fragments":                         {{only: "IPv6", kernel: "ICMP 4/3 from the server", gateway: "RST+ACK", why: first}},
+		"TCP segments: a FIN again after a reset in TIME_WAIT":       {{kernel: "RST", gateway: "ACK", why: wait}},
+		"UDP: where the gateway has an unreachable route":            unreachable(", 10 bytes quoted"),
+		"UDP: to port 0": {{kernel: "port unreachable from the server", gateway: "nothing", why: port0}},
+		"ICMP and the rest: echo where the gateway has an unreachable route":       unreachable(""),
+		"ICMP and the rest: timestamp request":                                     {{kernel: "timestamp reply from the server", gateway: "nothing", why: stamp}},
+		"ICMP and the rest: echo, hops 1 to 3":                                     oneMoreHop(hop, "echo reply of 56 bytes from the server"),
+		"ICMP and the rest: UDP, hops 1 to 3":                                      oneMoreHop(hop, "1 bytes by UDP"),
+		"ICMP and the rest: TCP, hops 1 to 3":                                      oneMoreHop(hop, "RST+ACK"),
+		"ICMP and the rest: SCTP":                                                  protocols,
+		"ICMP and the rest: GRE":                                                   protocols,
+		"ICMP and the rest: ESP":                                                   protocols,
+		"ICMP and the rest: a protocol that nobody has (253)":                      protocols,
+		"Fragments and headers: fragments that never get complete":                 {{kernel: "reassembly time exceeded from the server", gateway: "nothing", why: whole}},
+		"Fragments and headers: routing header of type 0, one segment left":        {{kernel: "parameter problem 0 from the server", gateway: "nothing", why: ends}},
+		"Fragments and headers: an unknown next header behind destination options": protocols,
+		"Fragments and headers: destination options, unknown option to be reported": {
+			{kernel: "parameter problem 2 (option) from the server", gateway: "nothing", why: ends},
+		},
+	}
+}
+
+// oneMoreHop is a row of hops: an answer comes with a limit of 3 instead of 2.
+func oneMoreHop(why, answer string) (both []difference) {
+	for family, told := range map[string]string{"IPv4": "TTL exceeded from the gateway; ", "IPv6": "hop limit exceeded from the gateway; "} {
+		both = append(both, difference{only: family, kernel: told + answer + "; " + answer, gateway: told + told + answer, why: why})
+	}
+	return both
+}
+
+// pageNotes are differences that the table does not hold, since they depend on
+// timing, on rules or on a network that the bed is not.
+const pageNotes = `
+## Known, and not in the table
+
+* A datagram that a rule rejects is answered as administratively prohibited; a filter of the kernel says what it is told to.
+* A client that uses the 4-tuple of a connection again within milliseconds of resetting it may be refused once; a moment later
+  it is not. One that uses a tuple in TIME_WAIT is accepted, at times by its second SYN, and also hears a reset of the old
+  connection, with numbers that are not in its window.
+* A client's reset in the same instant as the end of its handshake may reach the server as an end of file.
+* An urgent byte from the server may hold up what is behind it until the server sends more. Use no urgent data through a gateway.
+* Over IPv6, datagrams to a client are lost if they fit the device's MTU and not the LAN's: give the device no larger MTU than
+  the LAN has.
+* An extension header chain that is broken is dropped; the kernel sometimes tells it as a parameter problem (0 or 2).
+`

@@ -10,16 +10,16 @@ import (
 	"gatewayd/internal/testnet"
 )
 
-const (
-	vanishing   = 200             // idle connections
-	vanishLimit = 4 * time.Second // idle + interval × probes of vanishConfig
-	vanishSlack = 3 * time.Second // for timers of whole seconds on both legs
-)
-
-const vanishConfig = "timeouts: {tcp: {keepalive: {idle: 2s, interval: 1s, probes: 2}}}\n"
-
 func TestB10_FlowsOfAVanishedClientEndAndOthersStay(t *testing.T) {
-	b := newTCPBed(t, vanishConfig)
+	vanish(t, "timeouts: {tcp: {keepalive: {idle: 2s, interval: 1s, probes: 2}}}\n", 200, 4*time.Second)
+}
+
+const vanishSlack = 3 * time.Second // for timers of whole seconds on both legs
+
+// vanish lets so many idle connections lose their client, with a configuration
+// by which that shows after limit: keepalive's idle + interval × probes.
+func vanish(t *testing.T, config string, vanishing int, limit time.Duration) {
+	b := newTCPBed(t, config)
 	j := b.follow(t)
 	var legs atomic.Int64 // connections that the server has
 	var alive []*net.TCPConn
@@ -40,14 +40,14 @@ func TestB10_FlowsOfAVanishedClientEndAndOthersStay(t *testing.T) {
 	all := vanishing + len(alive)
 	testnet.Until(t, patience, "all are connected", func() bool { return int(legs.Load()) == all })
 	// Idle is not vanished: keepalive probes are answered.
-	time.Sleep(vanishLimit + time.Second)
+	time.Sleep(limit + time.Second)
 	if n := b.gw.API.Status().Flows; n != all {
 		t.Fatalf("%d of %d idle flows live on", n, all)
 	}
 
 	b.Cli.Filter("output", "tcp dport 7", "drop") // these clients say nothing any more
 	began := time.Now()
-	testnet.Until(t, vanishLimit+vanishSlack, "flows of vanished clients ended", func() bool {
+	testnet.Until(t, limit+vanishSlack, "flows of vanished clients ended", func() bool {
 		return b.gw.API.Status().Flows <= len(alive)
 	})
 	if took := time.Since(began); took < time.Second {
@@ -67,7 +67,7 @@ func TestB10_FlowsOfAVanishedClientEndAndOthersStay(t *testing.T) {
 	}
 
 	b.Cli.Run("ip", "link", "set", "eth0", "down")
-	testnet.Until(t, vanishLimit+vanishSlack, "flows of a client without a link ended", func() bool {
+	testnet.Until(t, limit+vanishSlack, "flows of a client without a link ended", func() bool {
 		return b.gw.API.Status().Flows == 0 && legs.Load() == 0
 	})
 	for _, c := range alive {

@@ -29,3 +29,8 @@ func TestSoakB29_ADatagramToTheDevicesPeerIsFollowedByTenSecondsOfSilence(t *tes
 		}
 	}
 }
+
+// With the default keepalive: 2 min, then 4 probes 20 s apart.
+func TestSoakB10_AThousandFlowsOfAVanishedClientEnd(t *testing.T) {
+	vanish(t, "", 1000, 200*time.Second)
+}

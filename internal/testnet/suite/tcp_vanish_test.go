@@ -58,6 +58,7 @@ func vanish(t *testing.T, config string, vanishing int, limit time.Duration) {
 		j.wants(t, local, "timeout", 0, 0)
 	}
 	for _, c := range alive {
+		c.SetDeadline(time.Now().Add(patience)) //nolint:errcheck // the one of its dial may be over
 		if _, err := c.Write([]byte("ping")); err != nil {
 			t.Errorf("idle connection: %v", err)
 		}

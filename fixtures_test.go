@@ -80,19 +80,19 @@ func TestPackagesWithoutOrWithTwoCommentsAreFound(t *testing.T) {
 }
 
 func TestBareExportedNamesAreFound(t *testing.T) {
-	for source, want := range map[string]string{
-		"func F() {}":                                     "F is exported",
-		"type T struct{}":                                 "T is exported",
-		"type t struct{}; func (t) M() {}":                "",
-		"// T is.\ntype T[V any] int\nfunc (*T[V]) M(){}": "M is exported",
-		"const C = 1":                                     "C is exported",
-		"// Some.\nconst (\nC = 1\nD = 2\n)":              "",
-		"const (\nC = 1 // one\n)":                        "",
-		"// Types.\ntype (\nT int\n)":                     "T is exported",
-		"var V, w int":                                    "V is exported",
-		"// F does.\nfunc F() {}":                         "",
+	for _, c := range []struct{ source, want string }{
+		{"func F() {}", "F is exported"},
+		{"type T struct{}", "T is exported"},
+		{"type t struct{}; func (t) M() {}", ""},
+		{"// T is.\ntype T[V any] int\nfunc (*T[V]) M(){}", "M is exported"},
+		{"const C = 1", "C is exported"},
+		{"// Some.\nconst (\nC = 1\nD = 2\n)", ""},
+		{"const (\nC = 1 // one\n)", ""},
+		{"// Types.\ntype (\nT int\n)", "T is exported"},
+		{"var V, w int", "V is exported"},
+		{"// F does.\nfunc F() {}", ""},
 	} {
-		expect(t, source, checkExported(fixture(t, "p", map[string]string{"a.go": "package p\n" + source})), want)
+		expect(t, c.source, checkExported(fixture(t, "p", map[string]string{"a.go": "package p\n" + c.source})), c.want)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -179,11 +180,23 @@ func TestWhatIsWrittenReachesASocket(t *testing.T) {
 	}
 }
 
+// needUSO skips the test where the kernel has no UDP segmentation; with CI=true
+// that is a failure.
+func needUSO(t *testing.T, d *Device) {
+	t.Helper()
+	const why = "needs USO: Linux 6.2"
+	switch {
+	case d.CanUSO():
+	case os.Getenv("CI") == "true":
+		t.Fatal(why)
+	default:
+		t.Skip(why)
+	}
+}
+
 func TestAUDPSuperPacketIsSplitByTheKernelForASocket(t *testing.T) {
 	d := opened(t, config())
-	if !d.CanUSO() {
-		t.Skip("needs USO: Linux 6.2")
-	}
+	needUSO(t, d)
 	for _, f := range families {
 		c := udp(t, f.host, f.peer)
 		data := pattern(2500)
@@ -207,9 +220,7 @@ func TestAUDPSuperPacketIsSplitByTheKernelForASocket(t *testing.T) {
 
 func TestAUDPTrainOfTheHostArrivesWhole(t *testing.T) {
 	d := opened(t, config())
-	if !d.CanUSO() {
-		t.Skip("needs USO: Linux 6.2")
-	}
+	needUSO(t, d)
 	got := running(t, d)
 	for _, f := range families {
 		c := udp(t, f.host, f.peer)

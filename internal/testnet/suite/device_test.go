@@ -115,7 +115,9 @@ func TestB40_ARemovedDeviceIsCreatedAgainAndFlowsLiveOn(t *testing.T) {
 
 func TestB40_ADeviceWhoseNameIsTakenMeanwhileEndsTheGatewayInTime(t *testing.T) {
 	b := newTCPBed(t, "")
+	b.gw.Signal(unix.SIGSTOP) // or it takes the name first
 	b.GW.Run("sh", "-c", "ip link del gw0 && ip link add gw0 type veth peer name gw0x")
+	b.gw.Signal(unix.SIGCONT)
 	if code := b.gw.Wait(2 * deviceBack); code == 0 {
 		t.Error("exit code 0")
 	}

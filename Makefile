@@ -11,12 +11,12 @@ BENCH    := internal/testnet/bench
 FUZZTIME ?= 10s
 ROUNDS   ?= 3
 TESTS    ?= ping,tcp,tcp1500,udp,crr,mem,memudp
-PEERS    ?= kernel gatewayd
+PEERS    ?= kernel gatewayd pasta slirp4netns
 
 # Packages with tests that need namespaces: those that build labs, or ask for -short.
 NETNS = $(sort ./internal/testnet/ $(dir $(shell grep -rlE '"gatewayd/internal/testnet"|"gatewayd/internal/hostnet/hostnettest"|testing\.Short\(\)' --include='*_test.go' --exclude-dir=.git . || true)))
 
-.PHONY: help build tools deps test check fmt vet staticcheck deadcode lint layers unit race netns fuzz bench bench-net demo soak ci clean
+.PHONY: help build tools deps test check fmt vet staticcheck deadcode lint layers unit race netns fuzz bench bench-programs bench-net gate demo soak ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,14 +78,23 @@ bench: tools ## Go benchmarks, summed up by benchstat
 	go test -short -run '^$$' -bench . -benchmem -count 3 ./... | tee $(BIN)/bench.txt
 	$(BIN)/benchstat $(BIN)/bench.txt
 
-bench-net: deps ## gatewayd against kernel forwarding in namespaces, ROUNDS rounds (needs root)
+bench-programs:
 	@mkdir -p $(BIN)/bench
 	CGO_ENABLED=0 $(GOBUILD) -o $(BIN)/bench/gatewayd ./cmd/gatewayd
 	cd $(BENCH)/nbench && GOWORK=off go build -mod=mod -o $(BIN)/bench/nbench .
+
+bench-net: deps bench-programs ## gatewayd against kernel forwarding and others, ROUNDS rounds: figures, targets, verdicts (needs root)
 	@rm -f $(BIN)/bench/result.jsonl
 	HARNESS_RUN=$(BIN)/bench $(BENCH)/harness.py run $(PEERS:%=$(BENCH)/peers/%.json) --rounds $(ROUNDS) --tests $(TESTS) --out $(BIN)/bench/result.jsonl
 	@echo; echo "median (lowest-highest) [ratio to kernel forwarding / to the best peer]"; echo
 	@$(BENCH)/harness.py report --ratio --spread $(BIN)/bench/result.jsonl
+	@$(BENCH)/targets.py table $(BIN)/bench/result.jsonl
+
+gate: deps bench-programs ## a short measurement that fails where a figure is far from its target (needs root)
+	@rm -f $(BIN)/bench/gate.jsonl
+	@HARNESS_RUN=$(BIN)/bench HARNESS_PREFIX=gate $(BENCH)/harness.py run $(BENCH)/peers/kernel.json $(BENCH)/peers/gatewayd.json \
+		--rounds 1 --secs 1 --tests tcp,tcp1500,udp,crr --out $(BIN)/bench/gate.jsonl
+	@$(BENCH)/targets.py gate $(BIN)/bench/gate.jsonl
 
 demo: deps ## a client, a gateway and a server: flows, traffic and a kill, in half a minute (needs root)
 	@go run ./internal/testnet/demo
@@ -93,7 +102,7 @@ demo: deps ## a client, a gateway and a server: flows, traffic and a kill, in ha
 soak: deps ## the long tests: files with the build tag soak, tests named TestSoak (needs root)
 	go test -tags soak -run Soak -count=1 -p 1 -timeout 6h -v ./...
 
-ci: check test ## what continuous integration runs
+ci: check test gate ## what continuous integration runs
 
 clean: ## remove what was built
 	rm -rf $(BIN)

@@ -64,7 +64,7 @@ type fakeLink struct {
 	overlaps int
 }
 
-func (l *fakeLink) Send(ts []flow.Train) (int, error) {
+func (l *fakeLink) Send(ts []flow.Train) (taken, moved int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.onSend != nil {
@@ -74,15 +74,16 @@ func (l *fakeLink) Send(ts []flow.Train) (int, error) {
 		l.overlaps++
 	}
 	if l.err != nil {
-		return 0, l.err
+		return 0, 0, l.err
 	}
 	l.sends += len(ts)
 	for i := range ts {
 		if !l.quiet {
 			l.sent = append(l.sent, string(ts[i].Payload))
 		}
+		moved += len(ts[i].Payload)
 	}
-	return len(ts), nil
+	return len(ts), moved, nil
 }
 
 func (l *fakeLink) Close() error {
@@ -112,13 +113,12 @@ type meter struct {
 	l *fakeLink
 }
 
-func (m meter) Receive(ts []flow.Train) {
-	m.Receiver.Receive(ts)
+func (m meter) Receive(ts []flow.Train) (moved int) {
+	moved = m.Receiver.Receive(ts)
 	m.l.mu.Lock()
 	defer m.l.mu.Unlock()
-	for i := range ts {
-		m.l.counted += len(ts[i].Payload)
-	}
+	m.l.counted += moved
+	return moved
 }
 
 type lockedBuffer struct {
@@ -178,12 +178,14 @@ func (w *world) open(ctx context.Context, f flow.Flow, t Target, s *Sub) (Opened
 	}}, nil
 }
 
-func (w *world) reply(c Client, ts []flow.Train) {
+func (w *world) reply(c Client, ts []flow.Train) (moved int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range ts {
 		w.replies = append(w.replies, fmt.Sprintf("%v<%v %s", c.Source, ts[i].Peer.Addr, ts[i].Payload))
+		moved += len(ts[i].Payload)
 	}
+	return moved
 }
 
 func (w *world) link(i int) *fakeLink {

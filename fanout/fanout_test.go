@@ -229,7 +229,11 @@ func TestAFlowClosesAfterTheBytesOfTheCallUnderWayWereCounted(t *testing.T) {
 		w.say(alice, "192.0.1.1:7", "a")
 		l := w.link(0)
 		inside, goOn := make(chan struct{}), make(chan struct{})
-		w.cfg.Reply = func(Client, []flow.Train) { close(inside); <-goOn }
+		w.cfg.Reply = func(_ Client, ts []flow.Train) (moved int) {
+			close(inside)
+			<-goOn
+			return len(ts[0].Payload)
+		}
 		go l.sub.Receive([]flow.Train{payload("12345")})
 		<-inside
 		l.sub.End(errTest)

@@ -165,7 +165,7 @@ func (s *Sub) carryLocked(tr flow.Train, now int64) {
 func (s *Sub) sendLocked(tr flow.Train, now int64) {
 	scratch := &s.a.mu.scratch
 	scratch[0] = tr
-	_, err := s.opened.Link.Send(scratch[:])
+	_, _, err := s.opened.Link.Send(scratch[:])
 	scratch[0] = flow.Train{}
 	if err == nil {
 		s.seen.Store(now)
@@ -214,14 +214,15 @@ func (s *Sub) dequeued(q []flow.Train) {
 
 // Receive passes datagrams on to Opened.Receiver. What comes before the flow was
 // registered waits, 16 datagrams at most, and passes then.
-func (s *Sub) Receive(ts []flow.Train) {
+func (s *Sub) Receive(ts []flow.Train) (moved int) {
 	if !s.hold() {
-		return
+		return 0
 	}
 	defer s.release()
 	if s.ready.Load() || !s.keep(ts) {
-		s.opened.Receiver.Receive(ts)
+		return s.opened.Receiver.Receive(ts)
 	}
+	return 0
 }
 
 // keep queues what was received too early. It returns false when it was not.
@@ -263,13 +264,13 @@ func (s *Sub) Down() flow.Receiver { return (*down)(s) }
 type down Sub
 
 // Receive carries datagrams to the client.
-func (d *down) Receive(ts []flow.Train) {
+func (d *down) Receive(ts []flow.Train) (moved int) {
 	t := d.a.t
 	now := t.now()
 	d.seen.Store(now)
 	d.a.seen.Store(now)
 	d.answered.Store(true)
-	t.cfg.Reply(d.a.client, ts)
+	return t.cfg.Reply(d.a.client, ts)
 }
 
 // Unreachable tells the client of an ICMP error.

@@ -61,8 +61,9 @@ type Config struct {
 	// Open opens the link (giving s to OpenLink as its Receiver) and then registers
 	// the flow. It may block until ctx ends. When it fails, it must leave nothing.
 	Open func(ctx context.Context, f flow.Flow, t Target, s *Sub) (Opened, error)
-	// Reply carries datagrams to the client; it must not block.
-	Reply func(c Client, ts []flow.Train)
+	// Reply carries datagrams to the client, and tells how many bytes of payload
+	// left; it must not block.
+	Reply func(c Client, ts []flow.Train) (moved int)
 	// Unreachable tells the client of an ICMP error; it must not block. May be nil.
 	Unreachable func(c Client, e flow.ICMPError)
 	// Refused hears of what is not sent, with the client's destination as tr.Peer:

@@ -30,9 +30,11 @@ type Stream interface {
 // Link carries datagrams of one sub-link to any number of peers.
 type Link interface {
 	// Send sends trains in order and never blocks. It returns how many of them
-	// were taken before err; a train that the socket had no room for counts as
-	// taken and lost, as on any link.
-	Send(ts []Train) (int, error)
+	// were taken before err, and how many bytes of their payload left. A datagram
+	// that the socket had no room for is taken and lost, as on any link, and so is
+	// what follows the first one of a train; the link counts them as drops. Of the
+	// train that err is about nothing left, and nobody counted it yet.
+	Send(ts []Train) (taken, moved int, err error)
 	// Close ends the link. No call of its Receiver begins after Close returned,
 	// unless Close was called from within one. r.Closed is not called for it.
 	Close() error
@@ -43,7 +45,9 @@ type Link interface {
 // Receiver hears a Link. Calls for one link never overlap, and none may block.
 type Receiver interface {
 	// Receive gets datagrams from the far side; payloads are valid during the call.
-	Receive(ts []Train)
+	// It returns how many bytes of payload left toward the client. The rest was
+	// counted as drops, or waits and is counted later.
+	Receive(ts []Train) (moved int)
 	// Unreachable reports an ICMP error about something that was sent. The link lives on.
 	Unreachable(e ICMPError)
 	// Closed reports that the link ended by itself; no call follows it.

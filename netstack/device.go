@@ -43,7 +43,8 @@ type Device interface {
 	// that reads, until ctx ends (nil) or the device fails.
 	Run(ctx context.Context, newBatch func() *Batch) error
 	// Write sends the packet that bufs hold one after the other. It may be called
-	// from any goroutine, does not keep bufs, and drops the packet rather than
-	// block. Packets with the same hash are not reordered.
+	// from any goroutine, does not keep bufs, and fails rather than block: after an
+	// error the packet is lost, and the caller counts it. Packets with the same hash
+	// are not reordered.
 	Write(hash uint32, bufs [][]byte, o Offload) error
 }

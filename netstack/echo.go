@@ -39,16 +39,20 @@ func (s *Stack) deliverEcho(head, tail []byte, p *wire.Packet) {
 }
 
 // SendEchoReplies sends echo replies to a client, whose port is the echo id: each
-// from its Peer's address and with its Seq.
-func (s *Stack) SendEchoReplies(client netip.AddrPort, ts []flow.Train) {
+// from its Peer's address and with its Seq. It returns the bytes of payload that
+// the device took.
+func (s *Stack) SendEchoReplies(client netip.AddrPort, ts []flow.Train) (moved int) {
 	for i := range ts {
-		s.sendEchoReply(client, &ts[i])
+		if s.sendEchoReply(client, &ts[i]) {
+			moved += len(ts[i].Payload)
+		}
 	}
+	return moved
 }
 
-// sendEchoReply sends one echo reply. It may be about a payload in the device's
-// batch, which it does not keep.
-func (s *Stack) sendEchoReply(client netip.AddrPort, t *flow.Train) {
+// sendEchoReply sends one echo reply, and tells whether the device took it. It may
+// be about a payload in the device's batch, which it does not keep.
+func (s *Stack) sendEchoReply(client netip.AddrPort, t *flow.Train) (ok bool) {
 	h := wire.Header{
 		Src: t.Peer.Addr.Addr(), Dst: client.Addr(), TTL: replyTTL,
 		TClass: t.TClass, DontFragment: t.DontFragment, ID: s.ids.next(t.Peer.Addr.Addr(), client.Addr()),
@@ -64,12 +68,13 @@ func (s *Stack) sendEchoReply(client netip.AddrPort, t *flow.Train) {
 		if client.Addr().Is4() {
 			proto = wire.ProtoICMP
 		}
-		s.sendFragments(b, hashOf(client), h, proto, head, t.Payload)
+		ok = s.sendFragments(b, hashOf(client), h, proto, head, t.Payload)
 	default:
 		b.bufs = [2][]byte{head, t.Payload}
-		s.write(hashOf(client), b.bufs[:], Offload{})
+		ok = s.write(hashOf(client), b.bufs[:], Offload{}, 1)
 	}
 	b.bufs = [2][]byte{}
+	return ok
 }
 
 // SendEchoUnreachable tells a client of an ICMP error that the outside sent about

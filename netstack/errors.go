@@ -161,7 +161,7 @@ func (s *Stack) sendError(e wire.Unreachable, original []byte) {
 		s.cfg.Drops.Add(flow.DropICMPLimit, 1)
 	} else {
 		b.bufs = [2][]byte{msg, nil}
-		s.write(0, b.bufs[:1], Offload{})
+		s.write(0, b.bufs[:1], Offload{}, 1)
 	}
 	b.bufs = [2][]byte{}
 	s.builder.Put(b)

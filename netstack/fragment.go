@@ -44,15 +44,17 @@ func (d *datagramIDs) next(src, dst netip.Addr) uint32 {
 
 // sendFragments sends a message of proto that does not fit the MTU toward the client. head
 // is what AppendUDP or AppendEcho made for the whole, with a complete checksum; of
-// h the fields that fragments differ in are filled in. It may overwrite head.
-func (s *Stack) sendFragments(b *udpBuilder, hash uint32, h wire.Header, proto uint8, head, payload []byte) {
+// h the fields that fragments differ in are filled in. It may overwrite head. It
+// tells whether the device took all of it: what follows a fragment that it did not
+// take is of no use.
+func (s *Stack) sendFragments(b *udpBuilder, hash uint32, h wire.Header, proto uint8, head, payload []byte) bool {
 	var transport [transportLen]byte
 	copy(transport[:], head[len(head)-transportLen:])
 	h.MoreFragments = true
 	room := (s.mtu(h.Dst) - len(h.AppendIP(b.header[:0], proto, 8))) &^ 7
 	if room < transportLen || h.DontFragment && h.Dst.Unmap().Is4() {
 		s.cfg.Drops.Add(flow.DropTooBig, 1)
-		return
+		return false
 	}
 	first := transport[:]
 	for h.MoreFragments {
@@ -62,9 +64,12 @@ func (s *Stack) sendFragments(b *udpBuilder, hash uint32, h wire.Header, proto u
 		h.FragOffset += n
 		n -= len(first)
 		b.bufs = [2][]byte{head, payload[:n]}
-		s.write(hash, b.bufs[:], Offload{})
+		if !s.write(hash, b.bufs[:], Offload{}, 1) {
+			return false
+		}
 		first, payload = nil, payload[n:]
 	}
+	return true
 }
 
 // transportLen is the header of UDP and of an ICMP echo, in bytes.

@@ -67,14 +67,15 @@ func (l *link) write(pkt *stack.PacketBuffer) {
 		bufs = append(bufs, b[offset:])
 		offset = 0
 	}
-	if l.dev.Write(pkt.Hash, bufs, offloadOf(pkt)) != nil {
-		l.drops.Add(flow.DropDeviceWrite, 1)
-	}
+	err := l.dev.Write(pkt.Hash, bufs, offloadOf(pkt))
 	*room = [8][]byte{}
 	rooms.Put(room)
+	if err != nil {
+		l.drops.Add(flow.DropDeviceWrite, 1)
+	}
 	if c, ok := pkt.Owner.(*Conn); ok {
 		if n := pkt.Data().Size(); n > 0 {
-			c.sent.note(header.TCP(pkt.TransportHeader().Slice()).SequenceNumber(), n)
+			c.sent.note(header.TCP(pkt.TransportHeader().Slice()).SequenceNumber(), n, err == nil)
 			c.sentSome()
 		}
 	}

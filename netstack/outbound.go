@@ -22,20 +22,20 @@ type udpBuilder struct {
 
 // SendDatagrams sends trains to a client, each from its Peer's address. What
 // does not fit the device's MTU is fragmented, or if that is forbidden dropped and
-// counted.
-func (s *Stack) SendDatagrams(client netip.AddrPort, ts []flow.Train) {
+// counted. It returns the bytes of payload that the device took.
+func (s *Stack) SendDatagrams(client netip.AddrPort, ts []flow.Train) (moved int) {
 	b := s.builder.Get().(*udpBuilder)
 	for i := range ts {
-		s.sendTrain(b, client, &ts[i])
+		moved += s.sendTrain(b, client, &ts[i])
 	}
 	b.bufs = [2][]byte{}
 	s.builder.Put(b)
+	return moved
 }
 
-func (s *Stack) sendTrain(b *udpBuilder, client netip.AddrPort, t *flow.Train) {
+func (s *Stack) sendTrain(b *udpBuilder, client netip.AddrPort, t *flow.Train) (moved int) {
 	if t.Segment > 0 && len(t.Payload) > t.Segment && s.cfg.Device.CanUSO() && s.fits(client, t.Segment) {
-		s.sendDatagram(b, client, t, t.Payload, t.Segment)
-		return
+		return s.sendDatagram(b, client, t, t.Payload, t.Segment)
 	}
 	rest, n := t.Payload, t.Count()
 	for range n {
@@ -43,9 +43,10 @@ func (s *Stack) sendTrain(b *udpBuilder, client netip.AddrPort, t *flow.Train) {
 		if n > 1 {
 			size = min(size, t.Segment)
 		}
-		s.sendDatagram(b, client, t, rest[:size], 0)
+		moved += s.sendDatagram(b, client, t, rest[:size], 0)
 		rest = rest[size:]
 	}
+	return moved
 }
 
 // fits reports whether a datagram to client with n bytes of payload needs no
@@ -58,8 +59,10 @@ func (s *Stack) fits(client netip.AddrPort, n int) bool {
 	return header+n <= s.mtu(client.Addr())
 }
 
-// sendDatagram sends one datagram, or with segment > 0 several as one USO packet.
-func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train, payload []byte, segment int) {
+// sendDatagram sends one datagram, or with segment > 0 several as one USO packet,
+// and tells how many bytes of payload the device took: all or none.
+func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train, payload []byte, segment int) (moved int) {
+	what := flow.Train{Payload: payload, Segment: segment}
 	h := wire.Header{
 		Src: t.Peer.Addr.Addr(), Dst: client.Addr(), TTL: replyTTL,
 		TClass: t.TClass, DontFragment: t.DontFragment, ID: s.ids.next(t.Peer.Addr.Addr(), client.Addr()),
@@ -68,13 +71,14 @@ func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train
 	partial := segment > 0 || fits && s.cfg.Device.CanGSO()
 	head := h.AppendUDP(b.header[:0], t.Peer.Addr.Port(), client.Port(), payload, partial)
 	if head == nil {
-		what := flow.Train{Payload: payload, Segment: segment}
 		s.cfg.Drops.Add(flow.DropMalformed, what.Count())
-		return
+		return 0
 	}
 	if !fits {
-		s.sendFragments(b, hashOf(client), h, wire.ProtoUDP, head, payload)
-		return
+		if s.sendFragments(b, hashOf(client), h, wire.ProtoUDP, head, payload) {
+			moved = len(payload)
+		}
+		return moved
 	}
 	var off Offload
 	if partial {
@@ -84,13 +88,20 @@ func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train
 		off.GSO, off.GSOSize, off.HdrLen = GSOUDP, uint16(segment), uint16(len(head))
 	}
 	b.bufs = [2][]byte{head, payload}
-	s.write(hashOf(client), b.bufs[:], off)
+	if s.write(hashOf(client), b.bufs[:], off, what.Count()) {
+		moved = len(payload)
+	}
+	return moved
 }
 
-func (s *Stack) write(hash uint32, bufs [][]byte, off Offload) {
+// write writes one packet, which holds n datagrams, and tells whether the device
+// took it.
+func (s *Stack) write(hash uint32, bufs [][]byte, off Offload, n int) bool {
 	if s.cfg.Device.Write(hash, bufs, off) != nil {
-		s.cfg.Drops.Add(flow.DropDeviceWrite, 1)
+		s.cfg.Drops.Add(flow.DropDeviceWrite, n)
+		return false
 	}
+	return true
 }
 
 // hashOf keeps the packets of one client socket on one queue.

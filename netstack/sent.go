@@ -11,10 +11,14 @@ type sentCounter struct {
 	begun bool
 }
 
-// note says that n payload bytes from seq on were sent.
-func (s *sentCounter) note(seq uint32, n int) {
+// note says that n payload bytes from seq on were sent, or that the device did not
+// take them: they will be sent again.
+func (s *sentCounter) note(seq uint32, n int, sent bool) {
 	if !s.begun {
 		s.begun, s.next = true, seq
+	}
+	if !sent {
+		return
 	}
 	end := seq + uint32(n)
 	if d := int32(end - s.next); d > 0 {

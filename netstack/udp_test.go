@@ -256,6 +256,54 @@ func TestRepliesThatCannotBePacketsAreCounted(t *testing.T) {
 	}
 }
 
+// Whatever part of the replies the device takes: what is told to have moved, and
+// what is dropped, is exactly that.
+func TestOnlyRepliesThatTheDeviceTookHaveMoved(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		uso     bool
+		takes   int // packets
+		train   flow.Train
+		moved   int
+		dropped uint64
+	}{
+		{"one", false, 1, flow.Train{Payload: count(900)}, 900, 0},
+		{"none", false, 0, flow.Train{Payload: count(900)}, 0, 1},
+		{"two of three", false, 2, flow.Train{Payload: count(2100), Segment: 1000}, 2000, 1},
+		{"a super-packet", true, 1, flow.Train{Payload: count(2100), Segment: 1000}, 2100, 0},
+		{"no super-packet", true, 0, flow.Train{Payload: count(2100), Segment: 1000}, 0, 3},
+		{"all fragments", false, 3, flow.Train{Payload: count(4000)}, 4000, 0},
+		{"two of three fragments", false, 2, flow.Train{Payload: count(4000)}, 0, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			forFamilies(t, func(t *testing.T, client, dst netip.AddrPort) {
+				b := newTapBed(t, func(_ *Config, d *tap) { d.uso, d.out = c.uso, make(chan wirePacket, c.takes) })
+				c.train.Peer = flow.Destination{Addr: dst}
+				if moved := b.stack.SendDatagrams(client, []flow.Train{c.train}); moved != c.moved {
+					t.Errorf("%d bytes moved, want %d", moved, c.moved)
+				}
+				b.dropped(flow.DropDeviceWrite, c.dropped)
+				if c.train.Segment > 0 {
+					return
+				}
+				for len(b.dev.out) > 0 {
+					<-b.dev.out
+				}
+				if moved := b.stack.SendEchoReplies(client, []flow.Train{c.train}); moved != c.moved {
+					t.Errorf("%d bytes of an echo reply moved, want %d", moved, c.moved)
+				}
+				b.dropped(flow.DropDeviceWrite, 2*c.dropped)
+			})
+		})
+	}
+	b := newTapBed(t, nil)
+	tooBig := flow.Train{Peer: flow.Destination{Addr: dst4}, Payload: count(1600), DontFragment: true}
+	if moved := b.stack.SendDatagrams(client4, []flow.Train{tooBig}); moved != 0 {
+		t.Errorf("%d bytes moved of what must not be fragmented", moved)
+	}
+	b.dropped(flow.DropTooBig, 1)
+}
+
 func TestAnICMPErrorOfTheOutsideComesBackQuotingTheClient(t *testing.T) {
 	for _, c := range []struct {
 		name       string

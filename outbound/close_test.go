@@ -43,7 +43,7 @@ func TestCloseEndsReceivingAndReturnsTheDescriptor(t *testing.T) {
 	if after := descriptors(t); after > before {
 		t.Errorf("%d descriptors, %d before", after, before)
 	}
-	if _, err := l.Send([]flow.Train{to(dest, "x")}); !errors.Is(err, net.ErrClosed) {
+	if _, _, err := l.Send([]flow.Train{to(dest, "x")}); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Send after Close: %v", err)
 	}
 	c.WriteToUDPAddrPort([]byte("x"), local)
@@ -83,7 +83,7 @@ func TestLinksCloseWhileTheyReceiveAndSend(t *testing.T) {
 				var sender sync.WaitGroup
 				sender.Go(func() {
 					for range 200 {
-						if _, err := l.Send([]flow.Train{to(dest, "x"), to(six, "y")}); err != nil {
+						if _, _, err := l.Send([]flow.Train{to(dest, "x"), to(six, "y")}); err != nil {
 							return
 						}
 					}
@@ -126,9 +126,9 @@ func TestSendingAndReceivingAllocateNothing(t *testing.T) {
 
 type deaf struct{}
 
-func (deaf) Receive([]flow.Train)       {}
-func (deaf) Unreachable(flow.ICMPError) {}
-func (deaf) Closed(error)               {}
+func (deaf) Receive([]flow.Train) (moved int) { return 0 }
+func (deaf) Unreachable(flow.ICMPError)       {}
+func (deaf) Closed(error)                     {}
 
 func fdOf(t testing.TB, c *net.UDPConn) (fd uintptr) {
 	t.Helper()

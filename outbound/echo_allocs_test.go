@@ -33,6 +33,6 @@ func TestEchoesAllocateNothing(t *testing.T) {
 // counter is a Receiver that counts trains.
 type counter struct{ n int }
 
-func (c *counter) Receive(ts []flow.Train)    { c.n += len(ts) }
-func (c *counter) Unreachable(flow.ICMPError) {}
-func (c *counter) Closed(error)               {}
+func (c *counter) Receive(ts []flow.Train) (moved int) { c.n += len(ts); return 0 }
+func (c *counter) Unreachable(flow.ICMPError)          {}
+func (c *counter) Closed(error)                        {}

@@ -45,31 +45,33 @@ type echoLetter struct {
 
 // Send sends one request for each train, and never blocks. It treats what the
 // socket has no room for as link.Send does.
-func (l *echoLink) Send(ts []flow.Train) (int, error) {
+func (l *echoLink) Send(ts []flow.Train) (taken, moved int, err error) {
 	l.send.Lock()
 	defer l.send.Unlock()
 	for i := range ts {
-		if err := l.sendLocked(&ts[i]); err != nil {
-			return i, fmt.Errorf("send %s %s: %w", l.d.c.Name, l.peer, err)
+		n, err := l.sendLocked(&ts[i])
+		if err != nil {
+			return i, moved, fmt.Errorf("send %s %s: %w", l.d.c.Name, l.peer, err)
 		}
+		moved += n
 	}
-	return len(ts), nil
+	return len(ts), moved, nil
 }
 
-func (l *echoLink) sendLocked(tr *flow.Train) error {
+func (l *echoLink) sendLocked(tr *flow.Train) (moved int, err error) {
 	switch {
 	case l.closed.Load():
-		return net.ErrClosed
+		return 0, net.ErrClosed
 	case tr.Peer != l.dest:
-		return errOnePeer
+		return 0, errOnePeer
 	}
 	switch err := l.d.approve(&l.send.allowed, l.peer, l.allowHost); err {
 	case nil:
 	case error(errSelf): // the host got the peer's address meanwhile
 		l.d.c.Drops.Add(flow.DropSelf, 1)
-		return nil
+		return 0, nil
 	default:
-		return err
+		return 0, err
 	}
 	l.send.socket.discover(tr.DontFragment)
 	m := l.d.echoLetter()
@@ -77,16 +79,17 @@ func (l *echoLink) sendLocked(tr *flow.Train) error {
 	m.address(netip.AddrPortFrom(l.peer, 0))
 	m.controls(0, tr.TClass, l.peer.Is4())
 	m.request(l, tr)
-	err := l.post(m)
-	switch err {
-	case unix.EMSGSIZE:
-		l.send.tooBig = int(tr.Seq)
-		fallthrough
-	case unix.EAGAIN, unix.ENOBUFS:
-		l.d.c.Drops.Add(flow.DropSendFailed, 1)
-		return nil
+	if err = l.post(m); err == nil {
+		return len(tr.Payload), nil
 	}
-	return err
+	if err == unix.EMSGSIZE {
+		l.send.tooBig = int(tr.Seq)
+	}
+	if isLoss(err) {
+		l.d.c.Drops.Add(flow.DropSendFailed, 1)
+		return 0, nil
+	}
+	return 0, err
 }
 
 // post is one sendmsg. An error that the socket had pending from an ICMP message

@@ -317,7 +317,7 @@ func TestAnEchoRequestTooBigForThePathIsToldTheMTU(t *testing.T) {
 		if e.live.Is6() {
 			want.Type, want.Code = 2, 0
 		}
-		send(t, l, tr)
+		lose(t, l, tr)
 		eventually(t, "the error", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.errs) > 0 })
 		tr.DontFragment = false
 		send(t, l, tr)
@@ -406,7 +406,7 @@ func TestAClosedEchoLinkIsSilentAndSendsNothing(t *testing.T) {
 		send(t, l, request(e.live, 1, nil))
 		eventually(t, "the answer", func() bool { return r.count() == 1 })
 		eventually(t, "the descriptor is closed", func() bool { return descriptors(t) <= before })
-		if _, err := l.Send([]flow.Train{request(e.live, 2, nil)}); !errors.Is(err, net.ErrClosed) {
+		if _, _, err := l.Send([]flow.Train{request(e.live, 2, nil)}); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("sending: %v", err)
 		}
 		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
@@ -431,7 +431,7 @@ func TestAnEchoLinkHasOnePeerByWhateverNameTheClientCallsIt(t *testing.T) {
 		if r.got[0].Peer != f.Dest {
 			t.Errorf("from %v", r.got[0].Peer)
 		}
-		if n, err := l.Send([]flow.Train{request(e.dead, 1, nil)}); n != 0 || !errors.Is(err, errOnePeer) {
+		if n, _, err := l.Send([]flow.Train{request(e.dead, 1, nil)}); n != 0 || !errors.Is(err, errOnePeer) {
 			t.Errorf("to somebody else: %d, %v", n, err)
 		}
 	})

@@ -31,7 +31,7 @@ type ear struct {
 
 func newEar() *ear { return &ear{} }
 
-func (e *ear) Receive(ts []flow.Train) {
+func (e *ear) Receive(ts []flow.Train) (moved int) {
 	if e.inside.Add(1) > 1 {
 		panic("calls overlap")
 	}
@@ -57,6 +57,7 @@ func (e *ear) Receive(ts []flow.Train) {
 	if on != nil {
 		on()
 	}
+	return 0
 }
 
 // hook has f called within each Receive.
@@ -136,8 +137,20 @@ func to(dest netip.AddrPort, text string) flow.Train {
 
 func send(t testing.TB, l flow.Link, ts ...flow.Train) {
 	t.Helper()
-	if n, err := l.Send(ts); n != len(ts) || err != nil {
-		t.Fatalf("sent %d of %d, %v", n, len(ts), err)
+	all := 0
+	for i := range ts {
+		all += len(ts[i].Payload)
+	}
+	if n, moved, err := l.Send(ts); n != len(ts) || moved != all || err != nil {
+		t.Fatalf("sent %d of %d trains, %d of %d bytes, %v", n, len(ts), moved, all, err)
+	}
+}
+
+// lose sends what the link takes and drops.
+func lose(t testing.TB, l flow.Link, ts ...flow.Train) {
+	t.Helper()
+	if n, moved, err := l.Send(ts); n != len(ts) || moved != 0 || err != nil {
+		t.Fatalf("sent %d of %d trains, %d bytes, %v: want all taken and none sent", n, len(ts), moved, err)
 	}
 }
 
@@ -211,7 +224,7 @@ func TestATrainArrivesAsItsDatagrams(t *testing.T) {
 
 func TestATrainTooLargeForSegmentationIsSentOneByOne(t *testing.T) {
 	ns := namespace(t)
-	d, _ := direct(t, nil)
+	d, drops := direct(t, nil)
 	ns.do(func() { // segments above the MTU: EINVAL or EMSGSIZE, but fragments can go
 		r := newEar()
 		l, err := d.OpenLink(t.Context(), toward(flow.UDP, netip.MustParseAddrPort("192.0.2.99:9")), r)
@@ -220,8 +233,13 @@ func TestATrainTooLargeForSegmentationIsSentOneByOne(t *testing.T) {
 			return
 		}
 		defer l.Close()
-		if n, err := l.Send([]flow.Train{{Peer: flow.Destination{Addr: netip.MustParseAddrPort("192.0.2.99:9")}, Payload: make([]byte, 6000), Segment: 2000}}); n != 1 || err != nil {
-			t.Errorf("sent %d, %v", n, err)
+		train := flow.Train{Peer: flow.Destination{Addr: netip.MustParseAddrPort("192.0.2.99:9")}, Payload: make([]byte, 6100), Segment: 2000}
+		if n, moved, err := l.Send([]flow.Train{train}); n != 1 || moved != 6100 || err != nil {
+			t.Errorf("sent %d, %d bytes, %v", n, moved, err)
+		}
+		train.DontFragment = true
+		if n, moved, err := l.Send([]flow.Train{train}); n != 1 || moved != 100 || err != nil || drops[flow.DropSendFailed].Load() != 3 {
+			t.Errorf("of three datagrams that are too big and one that is not: sent %d, %d bytes, %v, %d counted as lost", n, moved, err, drops[flow.DropSendFailed].Load())
 		}
 		if l.(*link).send.noGSO {
 			t.Error("segmentation is off for all")
@@ -314,8 +332,8 @@ func TestADatagramTooBigForThePathIsReportedWithTheMTU(t *testing.T) {
 			big := to(dest, strings.Repeat("x", 1600))
 			big.DontFragment = true
 			before := drops[flow.DropSendFailed].Load()
-			if n, err := l.Send([]flow.Train{big}); n != 1 || err != nil {
-				t.Errorf("sent %d, %v", n, err)
+			if n, moved, err := l.Send([]flow.Train{big}); n != 1 || moved != 0 || err != nil {
+				t.Errorf("sent %d, %d bytes, %v", n, moved, err)
 			}
 			if n := drops[flow.DropSendFailed].Load() - before; n != 1 {
 				t.Errorf("%d counted, want 1", n)
@@ -331,8 +349,8 @@ func TestADatagramTooBigForThePathIsReportedWithTheMTU(t *testing.T) {
 			r.mu.Unlock()
 			big.DontFragment = false
 			before = drops[flow.DropSendFailed].Load()
-			if n, err := l.Send([]flow.Train{big}); n != 1 || err != nil || drops[flow.DropSendFailed].Load() != before {
-				t.Errorf("with fragments: sent %d, %v", n, err)
+			if n, moved, err := l.Send([]flow.Train{big}); n != 1 || moved != 1600 || err != nil || drops[flow.DropSendFailed].Load() != before {
+				t.Errorf("with fragments: sent %d, %d bytes, %v", n, moved, err)
 			}
 		}
 	})
@@ -391,7 +409,7 @@ func TestEveryPeerOfALinkIsChecked(t *testing.T) {
 	ns := flow.Flow{Network: flow.UDP, Dest: flow.Destination{Addr: netip.MustParseAddrPort("192.0.2.1:9")}}
 	l := &link{d: d, r: newEar(), allowHost: ns.AllowHost}
 	defer l.Close()
-	send(t, l, to(dest, "to ourselves"), to(netip.AddrPort{}, "to nobody"))
+	lose(t, l, to(dest, "to ourselves"), to(netip.AddrPort{}, "to nobody"))
 	if n := drops[flow.DropSelf].Load(); n != 2 {
 		t.Errorf("%d counted, want 2", n)
 	}

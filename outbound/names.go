@@ -66,12 +66,13 @@ func (n *names) destOf(peer netip.AddrPort) flow.Destination {
 }
 
 // lookUpLocked keeps a train until its peer's name has an address. When too many
-// wait, the newest is dropped.
-func (l *link) lookUpLocked(tr *flow.Train) {
+// wait, the newest is dropped. What waits counts as moved: it leaves when nobody
+// asks any more.
+func (l *link) lookUpLocked(tr *flow.Train) (moved int) {
 	n := l.namesLocked()
 	if len(n.waiting) == maxUnnamed {
 		l.d.c.Drops.Add(flow.DropQueueFull, tr.Count())
-		return
+		return 0
 	}
 	kept := *tr
 	kept.Payload = slices.Clone(tr.Payload)
@@ -80,6 +81,7 @@ func (l *link) lookUpLocked(tr *flow.Train) {
 		n.looking = true
 		go l.lookUp()
 	}
+	return len(tr.Payload)
 }
 
 // lookUp resolves one name after the other until nothing waits or the link is
@@ -116,7 +118,10 @@ func (l *link) release(dest flow.Destination, addrs []netip.Addr, err error) {
 		if tr.Peer != dest {
 			return false
 		}
-		if err != nil || l.sendLocked(&tr) != nil {
+		if err == nil {
+			_, err = l.sendLocked(&tr)
+		}
+		if err != nil {
 			l.d.c.Drops.Add(flow.DropSendFailed, tr.Count())
 		}
 		return true

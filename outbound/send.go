@@ -26,49 +26,50 @@ type letter struct {
 // Send sends trains in order and never blocks. Datagrams toward ourselves, and
 // ones that the socket has no room for, are dropped, counted and reported as
 // taken. An error is the errno of the train that follows the ones taken.
-func (l *link) Send(ts []flow.Train) (int, error) {
+func (l *link) Send(ts []flow.Train) (taken, moved int, err error) {
 	l.send.Lock()
 	defer l.send.Unlock()
 	for i := range ts {
-		if err := l.sendLocked(&ts[i]); err != nil {
-			return i, err
+		n, err := l.sendLocked(&ts[i])
+		if err != nil {
+			return i, moved, err
 		}
+		moved += n
 	}
-	return len(ts), nil
+	return len(ts), moved, nil
 }
 
-func (l *link) sendLocked(tr *flow.Train) error {
+func (l *link) sendLocked(tr *flow.Train) (moved int, err error) {
 	if l.closed.Load() {
-		return net.ErrClosed
+		return 0, net.ErrClosed
 	}
 	peer := netip.AddrPortFrom(tr.Peer.Addr.Addr().Unmap(), tr.Peer.Addr.Port())
 	if tr.Peer.From == flow.FromClient {
 		var ok bool
 		if peer, ok = l.namesLocked().peerOf(tr.Peer); !ok {
-			l.lookUpLocked(tr)
-			return nil
+			return l.lookUpLocked(tr), nil
 		}
 	}
 	switch err := l.d.approve(&l.send.allowed, peer.Addr(), l.allowHost); err {
 	case nil:
 	case error(errSelf):
 		l.d.c.Drops.Add(flow.DropSelf, tr.Count())
-		return nil
+		return 0, nil
 	default:
-		return l.sendError(peer, err)
+		return 0, l.sendError(peer, err)
 	}
 	if l.send.peers != nil {
 		l.send.peers.add(peer)
 	}
 	s, err := l.socketLocked(peer.Addr().Is4(), netip.AddrPort{})
 	if err != nil {
-		return l.sendError(peer, err)
+		return 0, l.sendError(peer, err)
 	}
 	s.discover(tr.DontFragment)
-	if err := s.sendTrain(tr, peer); err != nil {
-		return l.sendError(peer, err)
+	if moved, err = s.sendTrain(tr, peer); err != nil {
+		return 0, l.sendError(peer, err)
 	}
-	return nil
+	return moved, nil
 }
 
 func (l *link) sendError(peer netip.AddrPort, err error) error {
@@ -102,55 +103,56 @@ func (s *socket) discover(dontFragment bool) {
 	}
 }
 
-// sendTrain sends the datagrams of a train, as many at once as the kernel takes.
-func (s *socket) sendTrain(tr *flow.Train, peer netip.AddrPort) error {
+// sendTrain sends the datagrams of a train, as many at once as the kernel takes,
+// and tells how many bytes of them left. It fails if nothing left and the socket
+// refuses the first ones; what it refuses later is lost and counted.
+func (s *socket) sendTrain(tr *flow.Train, peer netip.AddrPort) (moved int, err error) {
 	m := s.l.d.letter()
 	defer s.l.d.letters.Put(m)
+	size, most, rest := tr.Segment, maxSegments, tr.Payload
 	if tr.Count() == 1 {
-		return s.lost(s.write(m, tr.Payload, 0, tr.TClass, peer), 1)
+		size = len(rest)
 	}
-	for rest := tr.Payload; len(rest) > 0; {
-		chunk := rest[:min(len(rest), maxSegments*tr.Segment)]
-		rest = rest[len(chunk):]
-		if err := s.sendChunk(m, chunk, tr, peer); err != nil {
-			return err
+	for first := true; first || len(rest) > 0; first = false {
+		if s.l.send.noGSO {
+			most = 1
 		}
+		part := flow.Train{Payload: rest[:min(len(rest), most*size)], Segment: size}
+		n, segment := part.Count(), size
+		if n == 1 {
+			segment = 0
+		}
+		err := s.write(m, part.Payload, segment, tr.TClass, peer)
+		if n > 1 && s.refusesTrains(err) {
+			most = 1
+			continue
+		}
+		if err == nil {
+			moved += len(part.Payload)
+		} else if !isLoss(err) && len(rest) == len(tr.Payload) {
+			return 0, err
+		} else {
+			s.l.d.c.Drops.Add(flow.DropSendFailed, n)
+		}
+		rest = rest[len(part.Payload):]
 	}
-	return nil
+	return moved, nil
 }
 
-// sendChunk sends equal datagrams with one call, or one by one where the device
-// or the path does not allow that.
-func (s *socket) sendChunk(m *letter, chunk []byte, tr *flow.Train, peer netip.AddrPort) error {
-	if !s.l.send.noGSO && len(chunk) > tr.Segment {
-		err := s.write(m, chunk, tr.Segment, tr.TClass, peer)
-		switch err {
-		case unix.EIO, unix.ENOPROTOOPT, unix.EOPNOTSUPP:
-			s.l.send.noGSO = true
-		case unix.EINVAL, unix.EMSGSIZE:
-		default:
-			return s.lost(err, (len(chunk)+tr.Segment-1)/tr.Segment)
-		}
-	}
-	for len(chunk) > 0 {
-		one := chunk[:min(len(chunk), tr.Segment)]
-		chunk = chunk[len(one):]
-		if err := s.lost(s.write(m, one, 0, tr.TClass, peer), 1); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// lost counts n datagrams that there was no room for, or that are too big for
-// the path: the sender hears of the latter by the error queue.
-func (s *socket) lost(err error, n int) error {
+// refusesTrains reports that the device or the path takes datagrams one by one only.
+func (s *socket) refusesTrains(err error) bool {
 	switch err {
-	case unix.EAGAIN, unix.ENOBUFS, unix.EMSGSIZE:
-		s.l.d.c.Drops.Add(flow.DropSendFailed, n)
-		return nil
+	case unix.EIO, unix.ENOPROTOOPT, unix.EOPNOTSUPP:
+		s.l.send.noGSO = true
+		return true
 	}
-	return err
+	return err == unix.EINVAL || err == unix.EMSGSIZE
+}
+
+// isLoss reports that there was no room for a datagram, or that it is too big for
+// the path: the sender hears of the latter by the error queue.
+func isLoss(err error) bool {
+	return err == unix.EAGAIN || err == unix.ENOBUFS || err == unix.EMSGSIZE
 }
 
 // write is one sendmsg. An error that the socket had pending from an ICMP

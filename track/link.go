@@ -6,7 +6,7 @@ import (
 	"gatewayd/flow"
 )
 
-// Link is l, counted: the payload of what it takes is up. Once the flow ended, Send
+// Link is l, counted: the payload of what it sends is up. Once the flow ended, Send
 // fails with the cause. It shows nothing of l that would go uncounted, and closing it
 // does not close the flow.
 func (f *Flow) Link(l flow.Link) flow.Link { return &link{f, l} }
@@ -16,14 +16,14 @@ type link struct {
 	next flow.Link
 }
 
-// Send sends trains and counts those that were taken.
-func (l *link) Send(ts []flow.Train) (int, error) {
+// Send sends trains and counts what left.
+func (l *link) Send(ts []flow.Train) (taken, moved int, err error) {
 	if cause := l.flow.Cause(); cause != nil {
-		return 0, cause
+		return 0, 0, cause
 	}
-	n, err := l.next.Send(ts)
-	l.flow.Moved(flow.Up, payload(ts[:min(max(n, 0), len(ts))]))
-	return n, err
+	taken, moved, err = l.next.Send(ts)
+	l.flow.Moved(flow.Up, moved)
+	return taken, moved, err
 }
 
 // Close closes the link below.
@@ -32,7 +32,7 @@ func (l *link) Close() error { return l.next.Close() }
 // LocalAddr is that of the link below.
 func (l *link) LocalAddr() netip.AddrPort { return l.next.LocalAddr() }
 
-// Receiver is r, counted: the payload that it was handed is down. Once the flow
+// Receiver is r, counted: the payload that it sent to the client is down. Once the flow
 // ended, only Closed gets through.
 func (f *Flow) Receiver(r flow.Receiver) flow.Receiver { return &receiver{f, r} }
 
@@ -41,14 +41,14 @@ type receiver struct {
 	next flow.Receiver
 }
 
-// Receive hands trains on and counts them.
-func (r *receiver) Receive(ts []flow.Train) {
+// Receive hands trains on and counts what left toward the client.
+func (r *receiver) Receive(ts []flow.Train) (moved int) {
 	if r.flow.Cause() != nil {
-		return
+		return 0
 	}
-	n := payload(ts) // now: the next receiver may use the slice as it likes
-	r.next.Receive(ts)
-	r.flow.Moved(flow.Down, n)
+	moved = r.next.Receive(ts)
+	r.flow.Moved(flow.Down, moved)
+	return moved
 }
 
 // Unreachable hands an ICMP error on.
@@ -60,12 +60,3 @@ func (r *receiver) Unreachable(e flow.ICMPError) {
 
 // Closed hands the end of the link on.
 func (r *receiver) Closed(err error) { r.next.Closed(err) }
-
-// payload is the bytes of trains, whatever datagrams they are cut into.
-func payload(ts []flow.Train) int {
-	n := 0
-	for i := range ts {
-		n += len(ts[i].Payload)
-	}
-	return n
-}

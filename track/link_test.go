@@ -9,9 +9,11 @@ import (
 	"gatewayd/flow"
 )
 
-// wire takes the first trains that it is told to, and hears everything.
+// wire takes the first trains that it is told to, sends some bytes, and hears
+// everything.
 type wire struct {
 	takes    int
+	moves    int
 	err      error
 	received int
 	errors   int
@@ -19,59 +21,62 @@ type wire struct {
 	down     bool
 }
 
-func (w *wire) Send([]flow.Train) (int, error) { return w.takes, w.err }
-func (w *wire) Close() error                   { w.down = true; return nil }
-func (w *wire) LocalAddr() netip.AddrPort      { return netip.MustParseAddrPort("192.0.2.2:4000") }
-func (w *wire) Receive(ts []flow.Train)        { w.received += len(ts); clear(ts) }
-func (w *wire) Unreachable(flow.ICMPError)     { w.errors++ }
-func (w *wire) Closed(err error)               { w.closed = err }
+func (w *wire) Send([]flow.Train) (taken, moved int, err error) { return w.takes, w.moves, w.err }
+func (w *wire) Close() error                                    { w.down = true; return nil }
+func (w *wire) LocalAddr() netip.AddrPort { return netip.MustParseAddrPort("192.0.2.2:4000") }
+
+func (w *wire) Receive(ts []flow.Train) (moved int) { w.received += len(ts); return w.moves }
+func (w *wire) Unreachable(flow.ICMPError)          { w.errors++ }
+func (w *wire) Closed(err error)                    { w.closed = err }
 
 // trains are a datagram of 100 bytes, an empty one, and three of 400, 400 and 200.
 func trains() []flow.Train {
 	return []flow.Train{{Payload: make([]byte, 100)}, {}, {Payload: make([]byte, 1000), Segment: 400}}
 }
 
-func TestALinkCountsTheTrainsThatWereTaken(t *testing.T) {
+func TestALinkCountsTheBytesThatLeft(t *testing.T) {
 	full := errors.New("full")
 	for _, c := range []struct {
-		takes int
-		err   error
-		up    uint64
-	}{{3, nil, 1100}, {2, full, 100}, {1, full, 100}, {0, full, 0}, {-1, full, 0}, {9, nil, 1100}} {
+		takes, moves int
+		err          error
+	}{{3, 1100, nil}, {3, 700, nil}, {3, 0, nil}, {2, 100, full}, {0, 0, full}} {
 		tr := newTracker(t, Options{})
 		f := tr.Open(over("lan", "direct", 0), nil)
-		l := f.Link(&wire{takes: c.takes, err: c.err})
-		if n, err := l.Send(trains()); n != c.takes || err != c.err {
-			t.Errorf("Send = %d, %v; want what the link below said: %d, %v", n, err, c.takes, c.err)
+		l := f.Link(&wire{takes: c.takes, moves: c.moves, err: c.err})
+		if n, moved, err := l.Send(trains()); n != c.takes || moved != c.moves || err != c.err {
+			t.Errorf("Send = %d, %d, %v; want what the link below said: %+v", n, moved, err, c)
 		}
-		if r, _ := tr.Get(f.ID()); r.Up != c.up || r.Down != 0 {
-			t.Errorf("%d taken: %d up, %d down; want %d, 0", c.takes, r.Up, r.Down, c.up)
+		if r, _ := tr.Get(f.ID()); r.Up != uint64(c.moves) || r.Down != 0 {
+			t.Errorf("%d moved: %d up, %d down", c.moves, r.Up, r.Down)
 		}
 	}
 }
 
-func TestAReceiverCountsWhatItHandsOn(t *testing.T) {
+func TestAReceiverCountsTheBytesThatLeftTowardTheClient(t *testing.T) {
 	tr := newTracker(t, Options{})
 	f := tr.Open(over("lan", "direct", 0), nil)
-	var w wire
+	w := wire{moves: 700} // of 1100
 	r := f.Receiver(&w)
-	r.Receive(trains())
+	if moved := r.Receive(trains()); moved != 700 {
+		t.Errorf("it tells of %d bytes", moved)
+	}
+	w.moves = 0
 	r.Receive([]flow.Train{{}})
 	r.Unreachable(flow.ICMPError{})
 	rec, _ := tr.Get(f.ID())
-	if w.received != 4 || w.errors != 1 || rec.Down != 1100 || rec.Up != 0 {
-		t.Errorf("received %d, errors %d, %d down, %d up; want 4, 1, 1100, 0", w.received, w.errors, rec.Down, rec.Up)
+	if w.received != 4 || w.errors != 1 || rec.Down != 700 || rec.Up != 0 {
+		t.Errorf("received %d, errors %d, %d down, %d up; want 4, 1, 700, 0", w.received, w.errors, rec.Down, rec.Up)
 	}
 }
 
 func TestAKilledSubLinkCarriesNothingMore(t *testing.T) {
 	tr := newTracker(t, Options{})
 	f := tr.Open(over("lan", "direct", 0), nil)
-	w := wire{takes: 3}
+	w := wire{takes: 3, moves: 1100}
 	l, r := f.Link(&w), f.Receiver(&w)
 	tr.Kill(f.ID())
-	if n, err := l.Send(trains()); n != 0 || !errors.Is(err, ErrKilled) {
-		t.Errorf("Send = %d, %v", n, err)
+	if n, moved, err := l.Send(trains()); n != 0 || moved != 0 || !errors.Is(err, ErrKilled) {
+		t.Errorf("Send = %d, %d, %v", n, moved, err)
 	}
 	r.Receive(trains())
 	r.Unreachable(flow.ICMPError{})
@@ -102,7 +107,7 @@ func TestAMeteredLinkShowsNothingThatGoesUncounted(t *testing.T) {
 	w := wire{takes: 3}
 	l = f.Link(&w)
 	ts := trains()
-	if n := testing.AllocsPerRun(100, func() { _, _ = l.Send(ts) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { _, _, _ = l.Send(ts) }); n != 0 {
 		t.Errorf("Send: %v allocations", n)
 	}
 }

@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"gatewayd/flow"
 	"gatewayd/internal/exitcode"
 	"gatewayd/netstack"
 )
@@ -32,7 +31,6 @@ type Device struct {
 	mtu       atomic.Int32 // bytes
 	addresses []netip.Prefix
 	tcp, udp  bool // super-packets of these
-	drops     *flow.Drops
 	queues    []*queue
 	calls     sync.Pool // of *writeCall
 
@@ -63,7 +61,7 @@ func open(cfg Config, path string) (*Device, error) {
 	if err != nil {
 		return nil, chooseError(cfg.Name, err)
 	}
-	d := &Device{name: cfg.Name, drops: cfg.Drops}
+	d := &Device{name: cfg.Name}
 	d.mtu.Store(int32(cfg.MTU))
 	d.calls.New = newWriteCall
 	if err := d.openQueues(&cfg, path); err != nil {
@@ -157,11 +155,10 @@ func (d *Device) interrupt() {
 }
 
 // Write sends a packet to the kernel. It does not block for room and keeps none
-// of bufs. A packet that the kernel has no room for, or that comes while the
-// link is down, is counted as flow.DropDeviceWrite and lost: nil. An error means
-// a packet that was not counted: os.ErrClosed after Close, EBADFD when the
-// device was removed, EINVAL for a packet or header that is malformed, EMSGSIZE
-// for one in more than 1022 parts.
+// of bufs. An error means that the packet was not sent: EAGAIN or ENOBUFS where the
+// kernel has no room, EIO while the link is down, os.ErrClosed after Close, EBADFD
+// when the device was removed, EINVAL for a packet or header that is malformed,
+// EMSGSIZE for one in more than 1022 parts.
 // The kernel may process the packet before Write returns, up to its delivery to
 // a local socket.
 func (d *Device) Write(hash uint32, bufs [][]byte, o netstack.Offload) error {
@@ -175,14 +172,10 @@ func (d *Device) Write(hash uint32, bufs [][]byte, o netstack.Offload) error {
 	if err != nil { // of the file, not of the write
 		return os.ErrClosed
 	}
-	switch w.errno {
-	case 0:
-		return nil
-	case unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM, unix.EIO: // EIO: the link is down
-		d.drops.Add(flow.DropDeviceWrite, 1)
-		return nil
+	if w.errno != 0 {
+		return w.errno
 	}
-	return w.errno
+	return nil
 }
 
 // Close removes the device and ends Run. It waits for calls under way, so that

@@ -37,12 +37,11 @@ func (in *inbound) fanoutConfig(cfg *config.Config) fanout.Config {
 }
 
 // reply carries what came back to the client.
-func (in *inbound) reply(c fanout.Client, ts []flow.Train) {
+func (in *inbound) reply(c fanout.Client, ts []flow.Train) (moved int) {
 	if c.Network == flow.ICMP {
-		in.stack.SendEchoReplies(c.Source, ts)
-	} else {
-		in.stack.SendDatagrams(c.Source, ts)
+		return in.stack.SendEchoReplies(c.Source, ts)
 	}
+	return in.stack.SendDatagrams(c.Source, ts)
 }
 
 // unreachable passes an ICMP error on. One of this host itself, about a neighbour

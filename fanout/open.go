@@ -106,26 +106,44 @@ func (s *Sub) passDown() {
 	defer s.early.Unlock()
 	if len(s.early.down) > 0 && !s.over() {
 		s.opened.Receiver.Receive(s.early.down)
+		s.dequeued(s.early.down)
+		s.early.down = nil
 	}
-	s.dequeued(s.early.down)
-	s.early.down = nil
+	s.dropDownLocked()
 	s.ready.Store(true)
 }
 
 // passUp sends what waited, and lets later datagrams go straight to the link.
 func (s *Sub) passUp() {
 	s.a.mu.Lock()
-	defer s.a.mu.Unlock()
-	now := s.a.t.now()
-	for _, tr := range s.up {
-		if s.over() {
-			s.a.t.cfg.Drops.Add(flow.DropOpenFailed, tr.Count())
-		} else {
-			s.sendLocked(tr, now)
+	now, op, q := s.a.t.now(), s.opening, s.up
+	s.dequeued(q)
+	s.up, s.opening, s.open = nil, nil, true
+	for len(q) > 0 && !s.over() {
+		s.sendLocked(q[0], now)
+		q = q[1:]
+	}
+	s.a.mu.Unlock()
+	if len(q) > 0 {
+		s.divert(op, q, *s.cause.Load(), nil)
+	}
+}
+
+// divert carries what waited in vain where its destinations lead by now, if it was
+// the drain of its outbound's version that ended the opening: whoever opens reads
+// its decision later than who decided. Anything else is dropped, and the client is
+// told. A datagram is diverted once for each generation of decisions.
+func (s *Sub) divert(op *opening, q []flow.Train, cause, told error) {
+	t := s.a.t
+	again := flow.ReasonOf(cause) == flow.Drained && t.cfg.Gen() != op.target.Gen
+	for _, tr := range q {
+		f := op.f
+		f.Dest, f.AllowHost = tr.Peer, false
+		if !again || !s.a.handle(f, tr, t.now()) {
+			s.a.refuse(tr, told)
+			t.cfg.Drops.Add(flow.DropOpenFailed, tr.Count())
 		}
 	}
-	s.dequeued(s.up)
-	s.up, s.opening, s.open = nil, nil, true
 }
 
 // fail drops what waited for an opening that failed, and tells the client unless
@@ -137,31 +155,32 @@ func (s *Sub) fail(err error) {
 	}
 	s.debug("opening ", " failed: ", err)
 	s.End(err)
-	s.dropUp(told)
+	op, q := s.unqueue()
+	s.divert(op, q, err, told)
 	s.dropDown()
 }
 
-func (s *Sub) dropUp(told error) {
+// unqueue takes what waited for an opening that failed.
+func (s *Sub) unqueue() (*opening, []flow.Train) {
 	s.a.mu.Lock()
 	defer s.a.mu.Unlock()
 	s.a.detachLocked(s)
-	for _, tr := range s.up {
-		s.a.refuse(tr, told)
-	}
-	s.dropped(s.up)
+	op, q := s.opening, s.up
+	s.dequeued(q)
 	s.up, s.opening = nil, nil
+	return op, q
 }
 
 func (s *Sub) dropDown() {
 	s.early.Lock()
 	defer s.early.Unlock()
-	s.dropped(s.early.down)
-	s.early.down = nil
+	s.dropDownLocked()
 }
 
-func (s *Sub) dropped(q []flow.Train) {
-	for i := range q {
-		s.a.t.cfg.Drops.Add(flow.DropOpenFailed, q[i].Count())
+func (s *Sub) dropDownLocked() {
+	for i := range s.early.down {
+		s.a.t.cfg.Drops.Add(flow.DropOpenFailed, s.early.down[i].Count())
 	}
-	s.dequeued(q)
+	s.dequeued(s.early.down)
+	s.early.down = nil
 }

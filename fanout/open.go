@@ -141,7 +141,7 @@ func (s *Sub) divert(op *opening, q []flow.Train, cause, told error) {
 		f.Dest, f.AllowHost = tr.Peer, false
 		if !again || !s.a.handle(f, tr, t.now()) {
 			s.a.refuse(tr, told)
-			t.cfg.Drops.Add(flow.DropOpenFailed, tr.Count())
+			t.cfg.Drops.Add(flow.DropOf(cause, flow.DropOpenFailed), tr.Count())
 		}
 	}
 }

@@ -2,7 +2,9 @@ package fanout
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -45,6 +47,30 @@ func TestWhatWaitedForADrainedVersionGoesThroughTheNewOne(t *testing.T) {
 			}
 			if n := w.drops[flow.DropOpenFailed].Load(); n != 0 || len(w.refused) != 0 {
 				t.Errorf("after %v: %d dropped, %d told", after, n, len(w.refused))
+			}
+		})
+	}
+}
+
+func TestWhatCanNotBeOpenedForALackIsCountedAsThat(t *testing.T) {
+	for err, cause := range map[error]flow.Drop{
+		fmt.Errorf("socket: %w", syscall.EMFILE): flow.DropResources,
+		flow.ErrLimit:                            flow.DropFlowLimit,
+		syscall.EHOSTUNREACH:                     flow.DropOpenFailed,
+	} {
+		bubble(t, nil, func(t *testing.T, w *world) {
+			w.openErr = err
+			w.say(alice, "192.0.1.1:7", "a")
+			if n := w.drops[cause].Load(); n != 1 {
+				t.Errorf("%v: %d dropped as %v", err, n, cause)
+			}
+			w.openErr = nil
+			w.say(alice, "192.0.1.1:7", "b")
+			before := w.drops[cause].Load()
+			w.link(0).err = err
+			w.say(alice, "192.0.1.1:7", "c")
+			if n := w.drops[cause].Load() - before; cause == flow.DropResources && n != 1 {
+				t.Errorf("%v: %d dropped of a send", err, n)
 			}
 		})
 	}

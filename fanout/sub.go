@@ -171,7 +171,7 @@ func (s *Sub) sendLocked(tr flow.Train, now int64) {
 		s.seen.Store(now)
 		return
 	}
-	s.a.t.cfg.Drops.Add(flow.DropSendFailed, tr.Count())
+	s.a.t.cfg.Drops.Add(flow.DropOf(err, flow.DropSendFailed), tr.Count())
 	s.debug("sending on ", " failed: ", err)
 	s.a.refuse(tr, err)
 	if _, ok := errors.AsType[*flow.Cause](err); ok || errors.Is(err, net.ErrClosed) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 )
@@ -68,6 +69,7 @@ var (
 	ErrIdle     = &Cause{Idle, "the flow was idle for too long"}
 	ErrEvicted  = &Cause{Evicted, "the flow was evicted by a limit"}
 	ErrPolicy   = &Cause{Policy, "a rule rejects the flow now"}
+	ErrLimit    = &Cause{Evicted, "too many flows, in all or of this source"}
 )
 
 // ErrPaused is what Meter.Ready returns when its flow has to wait.
@@ -88,6 +90,30 @@ func ReasonOf(err error) Reason {
 		return Timeout
 	}
 	return Error
+}
+
+// Scarce reports that err is this host's lack of something that others may give
+// back soon: descriptors, ports, memory. Nothing is wrong with who asked or with
+// where it leads, so that VerdictOf has silence for it: the client tries again.
+func Scarce(err error) bool {
+	return slices.ContainsFunc(scarcities, func(e syscall.Errno) bool { return errors.Is(err, e) })
+}
+
+// scarcities: EAGAIN and EADDRINUSE are of ports, ENOSPC is of epoll's watches.
+var scarcities = []syscall.Errno{
+	syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.EADDRINUSE, syscall.ENOSPC,
+}
+
+// DropOf is what something is counted as that was given up for err; otherwise is
+// its cause where err tells no better one.
+func DropOf(err error, otherwise Drop) Drop {
+	switch {
+	case errors.Is(err, ErrLimit):
+		return DropFlowLimit
+	case Scarce(err):
+		return DropResources
+	}
+	return otherwise
 }
 
 // Verdict is how a client learns that it gets no connection.

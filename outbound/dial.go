@@ -73,8 +73,13 @@ func (d *Direct) dial(ctx context.Context, addr netip.AddrPort, deadline time.Ti
 		return nil, err
 	}
 	hearICMP(fd, addr.Addr().Is4(), true)
-	if err = unix.Connect(fd, sockaddr(addr)); err == unix.EINPROGRESS {
+	switch err = unix.Connect(fd, sockaddr(addr)); err {
+	case unix.EINPROGRESS:
 		err = d.await(ctx, fd, deadline)
+	case unix.EADDRNOTAVAIL: // over IPv6 also that there is no address to leave from
+		if addr.Addr().Is4() || d.source(false).IsValid() {
+			err = fmt.Errorf("no port is free: %w", unix.EADDRINUSE)
+		}
 	}
 	if err != nil {
 		unix.Close(fd)

@@ -48,6 +48,8 @@ type Gateway struct {
 	drops   flow.Drops
 	limits  *limits
 
+	shortage shortage
+
 	inbounds  []*inbound
 	outbounds *route.Outbounds
 	plane     atomic.Pointer[route.Plane]

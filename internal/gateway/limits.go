@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"regexp"
@@ -122,9 +121,6 @@ const maxDials = 4096
 // associations is how many UDP associations there may be on one device: fewer than
 // sub-links, of which those that were evicted are there for a moment more.
 func (l *limits) associations() int { return part(l.total, 1, 2) }
-
-// errFlowLimit refuses a sub-link.
-var errFlowLimit = errors.New("too many flows, in all or of this source")
 
 // maxFiles is how many descriptors this process may have open.
 func maxFiles() int {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -71,15 +72,19 @@ func (g *Gateway) refuse(p *netstack.Pending, f flow.Flow, d *route.Decision, er
 		g.drops.Add(flow.DropBlocked, 1)
 	} else if p.Context().Err() == nil {
 		g.dialFailed(d.Outbound, f, err)
+		if flow.Scarce(err) {
+			g.drops.Add(flow.DropResources, 1)
+		}
 	}
 	p.Refuse(flow.VerdictOf(err))
 }
 
 // dialFailed tells of a dial that failed: at debug, as far sides do refuse, but
-// the first time that a version's own way out is at fault as a warning.
+// the first time that a version's own way out is at fault as a warning, and once a
+// minute that this host is out of something.
 func (g *Gateway) dialFailed(v *route.Version, f flow.Flow, err error) {
 	level := slog.LevelDebug
-	if isLocal(err) && v.Failed(err) {
+	if isLocal(err) && v.Failed(err) || flow.Scarce(err) && g.shortage.due(time.Now()) {
 		level = slog.LevelWarn
 	}
 	g.log.Log(context.Background(), level, "dial failed", "outbound", v.String(), "source", f.Source, "err", err)
@@ -92,7 +97,19 @@ func isLocal(err error) bool {
 
 var localErrors = []syscall.Errno{
 	syscall.ENODEV, syscall.ENXIO, syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.ENETDOWN,
-	syscall.EPERM, syscall.EACCES, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+	syscall.EPERM, syscall.EACCES,
+}
+
+// shortageEvery is the time between warnings of a lack of resources.
+const shortageEvery = time.Minute
+
+// shortage is when a lack of resources was warned of last.
+type shortage struct{ last atomic.Pointer[time.Time] }
+
+// due reports that it is time for the next warning, to one of those who ask.
+func (s *shortage) due(now time.Time) bool {
+	last := s.last.Load()
+	return (last == nil || now.Sub(*last) >= shortageEvery) && s.last.CompareAndSwap(last, &now)
 }
 
 func metaOf(f flow.Flow, d *route.Decision, egress netip.AddrPort) track.Meta {

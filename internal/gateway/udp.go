@@ -109,7 +109,7 @@ func (in *inbound) openLink(ctx context.Context, f flow.Flow, t fanout.Target, s
 	}
 	if !g.limits.acquireLink(f.Source.Addr()) {
 		v.Release()
-		return fanout.Opened{}, errFlowLimit
+		return fanout.Opened{}, flow.ErrLimit
 	}
 	release := func() {
 		g.limits.releaseLink(f.Source.Addr())

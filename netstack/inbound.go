@@ -110,14 +110,19 @@ func (s *Stack) checked(head, tail []byte, p *wire.Packet, off Offload) (flow.Dr
 
 // deliverTCP gives packet i to gVisor.
 func (s *Stack) deliverTCP(b *Batch, i int, p *wire.Packet) {
-	if p.TCPFlags&(wire.SYN|wire.ACK|wire.RST) == wire.SYN {
-		s.reopen(p)
+	if p.TCPFlags&(wire.SYN|wire.ACK|wire.RST) == wire.SYN && s.reopens(b, i, p) {
+		return
 	}
-	proto := tcpip.NetworkProtocolNumber(header.IPv4ProtocolNumber)
-	if p.Version == 6 {
-		proto = header.IPv6ProtocolNumber
+	s.inject(p.Version == 4, b.take(i, p.Length))
+}
+
+// inject gives a packet to gVisor.
+func (s *Stack) inject(v4 bool, packet buffer.Buffer) {
+	proto := tcpip.NetworkProtocolNumber(header.IPv6ProtocolNumber)
+	if v4 {
+		proto = header.IPv4ProtocolNumber
 	}
-	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: b.take(i, p.Length)})
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: packet})
 	s.link.dispatcher.DeliverNetworkPacket(proto, pkt)
 	pkt.DecRef()
 }

@@ -66,6 +66,8 @@ type Stack struct {
 
 	paths pathMTUs
 
+	reopened chan reopening // SYNs that wait for the end of a connection
+
 	fragments *reassembler
 }
 
@@ -93,6 +95,7 @@ func New(cfg Config) (*Stack, error) {
 	s.builder.New = func() any { return new(udpBuilder) }
 	s.errors.init()
 	s.ids.init()
+	s.reopened = make(chan reopening, maxReopens)
 	s.fragments = newReassembler(defaultFragmentLimits(), cfg.Drops)
 	s.pending.init(cfg.Dials, cfg.SYNs, cfg.Drops)
 	s.net = stack.New(stack.Options{
@@ -156,6 +159,7 @@ func (s *Stack) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { s.pending.sweep(ctx) })
 	wg.Go(func() { s.fragments.sweep(ctx) })
+	wg.Go(func() { s.reopenAll(ctx) })
 	err := s.cfg.Device.Run(ctx, func() *Batch { return NewBatch(s.deliver) })
 	cancel()
 	wg.Wait()

@@ -12,7 +12,6 @@ import (
 	"github.com/sagernet/gvisor/pkg/tcpip/transport/tcp"
 
 	"gatewayd/flow"
-	"gatewayd/netstack/wire"
 )
 
 // The way of a connection attempt: the device's reader delivers the SYN to
@@ -54,15 +53,6 @@ func (s *Stack) handleSegment(fw *tcp.Forwarder, id stack.TransportEndpointID, p
 		s.cfg.Drops.Add(flow.DropMalformed, 1)
 	}
 	return true
-}
-
-// reopen makes room for a client that uses the ports of a connection that waits
-// out its end: gVisor would ignore the SYN until then, where Linux takes it.
-func (s *Stack) reopen(p *wire.Packet) {
-	tp := tuple{client: p.Source(), dest: p.Destination()}
-	if ep := s.endpoint(tp); ep != nil && tcp.EndpointState(ep.State()) == tcp.StateTimeWait {
-		ep.Abort()
-	}
 }
 
 // endpoint is gVisor's end of a connection or handshake, nil if there is none.

@@ -226,7 +226,7 @@ func TestWhatMustNotBeAnsweredByAnErrorIsNot(t *testing.T) {
 		"no next header":   {wireNoNext(), flow.DropProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newTapBed(t, func(c *Config, _ *tap) { c.Broadcasts = []netip.Addr{broadcast} })
+			b := newTapBed(t, func(c *Config, _ *tap) { c.IsBroadcast = func(a netip.Addr) bool { return a == broadcast } })
 			b.put(c.packet, Offload{})
 			b.dropped(c.cause, 1)
 			if len(b.dev.out) != 0 {

@@ -69,7 +69,7 @@ func (s *Stack) deliverPacket(b *Batch, i int) {
 // arrives says whether a packet may go through the gateway, which is one hop, or
 // ends at it.
 func (s *Stack) arrives(p *wire.Packet) (flow.Drop, bool) {
-	if slices.Contains(s.cfg.Broadcasts, p.Dst) {
+	if s.cfg.IsBroadcast != nil && s.cfg.IsBroadcast(p.Dst) {
 		return flow.DropMulticast, false
 	}
 	return flow.DropTTL, p.TTL > 1 || slices.Contains(s.cfg.Addresses, p.Dst)

@@ -39,18 +39,20 @@ type Keepalive struct {
 
 // Config is what a Stack is made of. Zero limits mean unlimited.
 type Config struct {
-	Tag        string // the inbound that flows name
-	Device     Device
-	Addresses  []netip.Addr // that ICMP errors come from; the kernel drops those of this host
-	Broadcasts []netip.Addr // of the device's networks; nothing to them is carried
-	Handler    Handler
-	Poller     *epoll.Poller // the relay's kernel sockets
-	Drops      *flow.Drops
-	Clock      tcpip.Clock // nil: the real one
-	Keepalive  Keepalive   // zero Idle: none
-	HalfClosed time.Duration
-	Dials      admit.Shares // dials in progress at once
-	SYNs       admit.Rates  // connection attempts begun
+	Tag       string // the inbound that flows name
+	Device    Device
+	Addresses []netip.Addr // that ICMP errors come from; the kernel drops those of this host
+	// IsBroadcast tells broadcast addresses of this host's networks: nothing to them is
+	// carried. Asked for every packet. nil: there are none.
+	IsBroadcast func(netip.Addr) bool
+	Handler     Handler
+	Poller      *epoll.Poller // the relay's kernel sockets
+	Drops       *flow.Drops
+	Clock       tcpip.Clock // nil: the real one
+	Keepalive   Keepalive   // zero Idle: none
+	HalfClosed  time.Duration
+	Dials       admit.Shares // dials in progress at once
+	SYNs        admit.Rates  // connection attempts begun
 }
 
 // Stack terminates the TCP of one device and carries its UDP.

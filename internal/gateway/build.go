@@ -11,7 +11,6 @@ import (
 	"gatewayd/internal/api"
 	"gatewayd/internal/config"
 	"gatewayd/internal/exitcode"
-	"gatewayd/internal/hostnet"
 	"gatewayd/netstack"
 	"gatewayd/outbound"
 	"gatewayd/route"
@@ -207,7 +206,8 @@ func (g *Gateway) openTUN(cfg *config.Config, t config.TUN) (*inbound, error) {
 	}
 	keep := cfg.Timeouts.TCP.Keepalive
 	in.stack, err = netstack.New(netstack.Config{
-		Tag: t.Tag, Device: in.dev, Addresses: routersOf(in.dev.Addresses()), Broadcasts: broadcastsOf(in.dev.Addresses()), Handler: in, Poller: g.poller,
+		Tag: t.Tag, Device: in.dev, Handler: in, Poller: g.poller,
+		Addresses: routersOf(in.dev.Addresses()), IsBroadcast: g.hosts.IsBroadcast,
 		Drops: &g.drops, Keepalive: netstack.Keepalive(keep), HalfClosed: cfg.Timeouts.TCP.HalfClosed,
 		Dials: g.limits.dials(cfg.Limits.PerSource.Dials), SYNs: synRates,
 	})
@@ -232,16 +232,6 @@ func routersOf(ps []netip.Prefix) (as []netip.Addr) {
 				as = append(as, a)
 				break
 			}
-		}
-	}
-	return as
-}
-
-// broadcastsOf are the broadcast addresses of networks that have one.
-func broadcastsOf(ps []netip.Prefix) (as []netip.Addr) {
-	for _, p := range ps {
-		if a, ok := hostnet.Broadcast(p); ok {
-			as = append(as, a)
 		}
 	}
 	return as

@@ -3,6 +3,7 @@ package hostnet
 import (
 	"context"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,9 +20,26 @@ type AddrSet struct {
 
 // snapshot is the host's addresses at one moment.
 type snapshot struct {
-	gen   uint64
-	addrs map[netip.Addr]struct{} // by the last dump
-	fresh []netip.Addr            // told of since that dump began
+	gen        uint64
+	addrs      map[netip.Addr]struct{} // by the last dump
+	fresh      []netip.Prefix          // addresses told of since that dump began, with their networks' lengths
+	broadcasts map[[4]byte]struct{}    // of all their networks, unless they are addresses too
+}
+
+// owns reports whether a is an address of the host.
+func (n *snapshot) owns(a netip.Addr) bool {
+	_, ok := n.addrs[a]
+	return ok || slices.ContainsFunc(n.fresh, func(p netip.Prefix) bool { return p.Addr() == a })
+}
+
+// cast sees to the broadcast addresses after a became the host's own, with a network.
+func (n *snapshot) cast(a netip.Addr, network netip.Prefix) {
+	if a.Is4() {
+		delete(n.broadcasts, a.As4())
+	}
+	if b, ok := broadcastOf(network); ok && !n.owns(b) {
+		n.broadcasts[b.As4()] = struct{}{}
+	}
 }
 
 // maxFresh bounds addresses that are searched one by one; a burst of more of
@@ -35,20 +53,25 @@ func NewAddrSet() (*AddrSet, error) {
 	return s, s.Refresh()
 }
 
-// Contains reports whether a is an address of this host; zones and the IPv4-mapped
-// form don't matter. It neither locks nor allocates. While Run runs, an address
-// that was added is in the set as soon as the kernel's message of it was read; one
-// that was removed may stay for 100 ms.
+// Contains reports whether a is an address of this host or a broadcast address of
+// its networks; zones and the IPv4-mapped form don't matter. It neither locks nor
+// allocates. While Run runs, an address that was added is in the set as soon as the
+// kernel's message of it was read; one that was removed may stay for 100 ms.
 func (s *AddrSet) Contains(a netip.Addr) bool {
+	a = a.Unmap().WithZone("")
+	return s.IsBroadcast(a) || s.now().owns(a)
+}
+
+// IsBroadcast reports whether a is the broadcast address of one of this host's
+// networks, and not an address of its own. It is as Contains is, and quick enough to
+// be asked about every packet.
+func (s *AddrSet) IsBroadcast(a netip.Addr) bool {
 	now := s.snapshot.Load()
-	if now == nil {
+	if now == nil || !a.Is4() {
 		return false
 	}
-	a = a.Unmap().WithZone("")
-	if _, ok := now.addrs[a]; ok {
-		return true
-	}
-	return slices.Contains(now.fresh, a)
+	_, ok := now.broadcasts[a.As4()]
+	return ok
 }
 
 // Gen changes when the set does.
@@ -66,22 +89,23 @@ func (s *AddrSet) Refresh() error {
 	if err != nil {
 		return err
 	}
-	addrs := make(map[netip.Addr]struct{}, len(found))
+	next := &snapshot{addrs: make(map[netip.Addr]struct{}, len(found)), broadcasts: make(map[[4]byte]struct{})}
 	for _, a := range found {
-		addrs[a.Addr] = struct{}{}
-		if b, ok := Broadcast(a.Net); ok {
-			addrs[b] = struct{}{}
-		}
+		next.addrs[a.Addr] = struct{}{}
+		next.cast(a.Addr, a.Net)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
+	next.gen = now.gen + 1
 	// What was told of while the kernel was asked may not be in its answer.
-	var fresh []netip.Addr
 	if len(now.fresh) > len(before.fresh) {
-		fresh = now.fresh[len(before.fresh):]
+		next.fresh = now.fresh[len(before.fresh):]
 	}
-	s.snapshot.Store(&snapshot{gen: now.gen + 1, addrs: addrs, fresh: fresh})
+	for _, p := range next.fresh {
+		next.cast(p.Addr(), p)
+	}
+	s.snapshot.Store(next)
 	return nil
 }
 
@@ -95,25 +119,21 @@ func (s *AddrSet) now() *snapshot {
 // add puts an address into the set that the kernel just told of, with the length
 // of its network.
 func (s *AddrSet) add(p netip.Prefix) {
-	if s.Contains(p.Addr()) {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	if len(now.fresh) >= maxFresh {
+	if now.owns(p.Addr()) || len(now.fresh) >= maxFresh {
 		return
 	}
-	fresh := append(slices.Clip(now.fresh), p.Addr())
-	if b, ok := Broadcast(p); ok {
-		fresh = append(fresh, b)
-	}
-	s.snapshot.Store(&snapshot{gen: now.gen + 1, addrs: now.addrs, fresh: fresh})
+	next := &snapshot{gen: now.gen + 1, addrs: now.addrs, fresh: append(slices.Clip(now.fresh), p), broadcasts: make(map[[4]byte]struct{})}
+	maps.Copy(next.broadcasts, now.broadcasts)
+	next.cast(p.Addr(), p)
+	s.snapshot.Store(next)
 }
 
-// Broadcast is the last address of an IPv4 network that has hosts beside it;
+// broadcastOf is the last address of an IPv4 network that has hosts beside it;
 // those of two addresses or one have none (RFC 3021).
-func Broadcast(p netip.Prefix) (netip.Addr, bool) {
+func broadcastOf(p netip.Prefix) (netip.Addr, bool) {
 	if !p.Addr().Is4() || p.Bits() > 30 {
 		return netip.Addr{}, false
 	}

@@ -16,8 +16,12 @@ func TestAnAddressIsInTheSetAsSoonAsTheKernelTold(t *testing.T) {
 		t.Fatal("it was there before")
 	}
 	s.add(p)
-	if !s.Contains(p.Addr()) || !s.Contains(netip.MustParseAddr("203.0.113.255")) || s.Gen() == gen {
+	last := netip.MustParseAddr("203.0.113.255")
+	if !s.Contains(p.Addr()) || !s.Contains(last) || s.Gen() == gen {
 		t.Fatal("want the address, its broadcast address and another generation")
+	}
+	if s.IsBroadcast(p.Addr()) || !s.IsBroadcast(last) {
+		t.Fatal("want the last address of the network, and no other, as broadcast")
 	}
 	s.add(netip.MustParsePrefix("2001:db8::7/64"))
 	if !s.Contains(p.Addr()) || !s.Contains(netip.MustParseAddr("2001:db8::7")) {
@@ -32,12 +36,25 @@ func TestAnAddressIsInTheSetAsSoonAsTheKernelTold(t *testing.T) {
 	}
 }
 
+func TestAnAddressOfTheHostIsNoBroadcastThoughANetworkEndsWithIt(t *testing.T) {
+	var s AddrSet
+	for _, p := range []string{"192.0.2.1/24", "192.0.2.255/32"} {
+		s.add(netip.MustParsePrefix(p))
+	}
+	if last := netip.MustParseAddr("192.0.2.255"); s.IsBroadcast(last) || !s.Contains(last) {
+		t.Error("the host's own address counts as broadcast")
+	}
+	if s.IsBroadcast(netip.MustParseAddr("2001:db8::ffff")) {
+		t.Error("IPv6 has no broadcast")
+	}
+}
+
 func TestABurstOfNewAddressesIsBounded(t *testing.T) {
 	var s AddrSet
 	for i := range 4 * maxFresh {
 		s.add(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 24))
 	}
-	if n := len(s.now().fresh); n > maxFresh+1 {
+	if n := len(s.now().fresh); n > maxFresh {
 		t.Fatalf("%d addresses are searched one by one", n)
 	}
 }

@@ -1,32 +1,126 @@
 package track
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
+
+const (
+	followed   = 8192 // records that are kept for who follows them
+	closedRead = 256  // records read in one hold of the ring's lock
+)
 
 // closedRing keeps the records of the flows that closed last. Full, it overwrites
-// the oldest.
+// the oldest. It is larger once somebody follows it, so that many ends at once can
+// be read one after the other.
 type closedRing struct {
-	limit int
+	limit int // that list shows
 
 	mu      sync.Mutex
-	records []Record // guarded by mu; grows to limit
+	size    int      // guarded by mu; what records grows to: limit, or followed
+	records []Record // guarded by mu
 	oldest  int      // guarded by mu; where the next record goes once full
+	count   uint64   // guarded by mu; of all records ever
+	fresh   signal   // guarded by mu
 }
+
+func (c *closedRing) init(limit int) { c.limit, c.size = limit, limit }
 
 func (c *closedRing) add(r *Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.records) < c.limit {
+	c.count++
+	if len(c.records) < c.size {
 		c.records = append(c.records, *r)
-		return
+	} else {
+		c.records[c.oldest] = *r
+		c.oldest = (c.oldest + 1) % len(c.records)
 	}
-	c.records[c.oldest] = *r
-	c.oldest = (c.oldest + 1) % c.limit
+	c.fresh.fire()
 }
 
 func (c *closedRing) list() []Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := make([]Record, 0, len(c.records))
-	all = append(all, c.records[c.oldest:]...)
-	return append(all, c.records[:c.oldest]...)
+	shown := min(len(c.records), c.limit)
+	return c.lastLocked(make([]Record, 0, shown), shown)
+}
+
+// lastLocked appends the n newest records, oldest first.
+func (c *closedRing) lastLocked(to []Record, n int) []Record {
+	for i := len(c.records) - n; i < len(c.records); i++ {
+		to = append(to, c.records[(c.oldest+i)%len(c.records)])
+	}
+	return to
+}
+
+// follow makes the ring as large as followers need.
+func (c *closedRing) follow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.size >= followed {
+		return
+	}
+	c.records = c.lastLocked(nil, len(c.records)) // in order, so that it can grow
+	c.size, c.oldest = followed, 0
+}
+
+// since appends some of the records that came after the first n ones, and tells how
+// many of those are not kept any more. If there is none yet, wait tells when to look.
+func (c *closedRing) since(to []Record, n uint64) (_ []Record, missed uint64, wait <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n >= c.count {
+		return to, 0, c.fresh.wait()
+	}
+	kept := uint64(len(c.records))
+	if c.count-n > kept {
+		missed = c.count - n - kept
+	}
+	first := int(kept - (c.count - n - missed))
+	for i := first; i < min(len(c.records), first+closedRead); i++ {
+		to = append(to, c.records[(c.oldest+i)%len(c.records)])
+	}
+	return to, missed, nil
+}
+
+// ClosedReader reads the records of closed flows in the order of their ends, each
+// once. It belongs to one goroutine.
+type ClosedReader struct {
+	ring *closedRing
+	next uint64 // records read or missed so far
+}
+
+// FollowClosed begins with the oldest record that is kept. From now on 8,192 are, so
+// that a reader may fall so far behind; no flow ever waits for it.
+func (t *Tracker) FollowClosed() *ClosedReader {
+	t.closed.follow()
+	t.closed.mu.Lock()
+	defer t.closed.mu.Unlock()
+	return &ClosedReader{&t.closed, t.closed.count - uint64(len(t.closed.records))}
+}
+
+// Next appends what was not read yet to records, up to 256 at once. It blocks until
+// there is something or ctx ends (its error). missed is how many records before these
+// were overwritten unread.
+func (r *ClosedReader) Next(ctx context.Context, records []Record) (_ []Record, missed uint64, err error) {
+	for {
+		got, missed, wait := r.ring.since(records, r.next)
+		if wait == nil {
+			r.next += missed + uint64(len(got)-len(records))
+			return got, missed, nil
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return records, 0, ctx.Err()
+		}
+	}
+}
+
+// Counts is how many flows have opened and how many have closed since the start.
+func (t *Tracker) Counts() (opened, closed uint64) {
+	t.closed.mu.Lock()
+	defer t.closed.mu.Unlock()
+	return t.next.Load(), t.closed.count
 }

@@ -13,17 +13,20 @@ type Kind uint8
 
 // The kinds of events.
 const (
-	Opened Kind = iota + 1 // it is registered
-	Closed                 // it is not registered any more; its counters are final
+	Opened  Kind = iota + 1 // it is registered
+	Closed                  // it is not registered any more; its counters are final
+	Blocked                 // a rule refused it; it never was registered
 )
 
-// String is the event's name, "opened" or "closed".
+// String is the event's name, "opened", "closed" or "blocked".
 func (k Kind) String() string {
 	switch k {
 	case Opened:
 		return "opened"
 	case Closed:
 		return "closed"
+	case Blocked:
+		return "blocked"
 	}
 	return "kind(" + strconv.Itoa(int(k)) + ")"
 }

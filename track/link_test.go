@@ -23,7 +23,7 @@ type wire struct {
 
 func (w *wire) Send([]flow.Train) (taken, moved int, err error) { return w.takes, w.moves, w.err }
 func (w *wire) Close() error                                    { w.down = true; return nil }
-func (w *wire) LocalAddr() netip.AddrPort { return netip.MustParseAddrPort("192.0.2.2:4000") }
+func (w *wire) LocalAddr() netip.AddrPort                       { return netip.MustParseAddrPort("192.0.2.2:4000") }
 
 func (w *wire) Receive(ts []flow.Train) (moved int) { w.received += len(ts); return w.moves }
 func (w *wire) Unreachable(flow.ICMPError)          { w.errors++ }

@@ -20,6 +20,7 @@ type Meta struct {
 	Egress   netip.AddrPort   // local address that it left from, if known
 	Rule     int              // index of the rule that matched; -1: none did
 	RuleName string
+	Recorded bool         // a rule marked it for audit
 	Epoch    uint64       // of the plane that routed it
 	User     flow.UserKey // 0: anonymous
 	UserName string

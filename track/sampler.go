@@ -30,6 +30,7 @@ type UserStats struct {
 type Snapshot struct {
 	Tick      uint64        // ticks since the start; 0: none yet
 	Interval  time.Duration // that the rates are over, as measured
+	Took      time.Duration // that the tick itself took
 	Total     Stats
 	Inbounds  map[string]Stats // every one that ever had a flow
 	Outbounds map[string]Stats // by tag over all versions, likewise; the DNS service is ""
@@ -126,7 +127,9 @@ func (t *Tracker) sampleLocked(now time.Time) {
 	}
 	interval := now.Sub(s.last)
 	s.last = now
-	s.publish(s.snapshotLocked(interval))
+	snap := s.snapshotLocked(interval)
+	snap.Took = time.Since(now)
+	s.publish(snap)
 }
 
 // countLocked adds what one group took in this tick to every line that it belongs to.

@@ -47,7 +47,7 @@ func New(o Options) (*Tracker, error) {
 		return nil, fmt.Errorf("kept events %d: must not be negative", o.Events)
 	}
 	t := &Tracker{interval: o.Interval, began: time.Now()}
-	t.closed.limit = cmp.Or(o.Closed, DefaultClosed)
+	t.closed.init(cmp.Or(o.Closed, DefaultClosed))
 	t.events.limit = cmp.Or(o.Events, DefaultEvents)
 	t.sampler.init(t.began)
 	for i := range t.shards {

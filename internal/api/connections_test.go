@@ -234,6 +234,7 @@ func TestAFlowHasTheFieldsOfTheContract(t *testing.T) {
 	f := start(t, nil)
 	fl := f.open(func(m *track.Meta) {
 		m.Session, m.Device, m.RuleName, m.User, m.UserName = 3, "mac:3c:22:fb:aa:bb:cc", "web", 1, "alice"
+		m.Recorded = true
 		m.Dest.Domain, m.Dest.From = "example.org", flow.FromSNI
 	})
 	fl.Moved(flow.Up, 123)
@@ -250,7 +251,7 @@ func TestAFlowHasTheFieldsOfTheContract(t *testing.T) {
 	for field, want := range map[string]string{
 		"id": "1", "session": "3", "inbound": `"lan"`, "network": `"tcp"`, "source": `"10.0.0.2:51234"`,
 		"device": `"mac:3c:22:fb:aa:bb:cc"`, "destination": `"203.0.113.5:443"`, "domain": `"example.org"`, "domain_from": `"sni"`,
-		"outbound": `"direct"`, "outbound_version": "1", "egress": `"192.0.2.2:40112"`, "rule": "0", "rule_name": `"web"`,
+		"outbound": `"direct"`, "outbound_version": "1", "egress": `"192.0.2.2:40112"`, "rule": "0", "rule_name": `"web"`, "recorded": "true",
 		"epoch": "1", "user": `{"id":1,"name":"alice"}`, "up": "123", "down": "140737488355329", "killed": "false",
 	} {
 		if string(got[field]) != want {
@@ -275,7 +276,7 @@ func TestWhatAFlowDoesNotHaveIsAbsent(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &got); err != nil {
 		t.Fatal(err)
 	}
-	for _, field := range []string{"session", "device", "egress", "rule", "rule_name", "user", "ended", "reason"} {
+	for _, field := range []string{"session", "device", "egress", "rule", "rule_name", "recorded", "user", "ended", "reason"} {
 		if v, there := got[field]; there {
 			t.Errorf("%s is %v", field, v)
 		}

@@ -1,11 +1,13 @@
 package api
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
 	"gatewayd/flow"
@@ -18,7 +20,7 @@ type privacy int
 const (
 	privacyFull      privacy = iota // everything
 	privacyAddresses                // addresses, but neither domains nor users
-	privacyNone                     // neither domains, users, nor the addresses of clients and destinations
+	privacyNone                     // nothing that tells who a client is or where it went
 )
 
 func parsePrivacy(s string) (privacy, error) {
@@ -51,7 +53,7 @@ func (p privacy) check(q url.Values) error {
 		hidden = append(hidden, "domain", "user")
 	}
 	if p >= privacyNone {
-		hidden = append(hidden, "source", "device")
+		hidden = append(hidden, "source", "device", "session")
 	}
 	for _, key := range hidden {
 		if q.Has(key) {
@@ -59,6 +61,13 @@ func (p privacy) check(q url.Values) error {
 		}
 	}
 	return nil
+}
+
+// shows tells whether p shows events of that name: those of users and sessions are
+// about nothing else.
+func (p privacy) shows(event string) bool {
+	kind, _, _ := strings.Cut(event, ".")
+	return p == privacyFull || kind != "user" && kind != "session"
 }
 
 // flowShape is the record as the API shows it under p.
@@ -69,7 +78,7 @@ func flowShape(r *track.Record, p privacy) Flow {
 		Source: addrPort(r.Source), Device: r.Device, Destination: r.Dest.String(),
 		Domain: r.Dest.Domain, DomainFrom: r.Dest.From.String(),
 		Outbound: r.Outbound, Version: r.Version, Egress: addrPort(r.Egress),
-		RuleName: r.RuleName, Epoch: r.Epoch, Started: Time(r.Started),
+		RuleName: r.RuleName, Recorded: r.Recorded, Epoch: r.Epoch, Started: Time(r.Started),
 		Up: &r.Up, Down: &r.Down, Killed: &killed,
 	}
 	if r.Rule >= 0 {
@@ -85,6 +94,16 @@ func flowShape(r *track.Record, p privacy) Flow {
 	return f
 }
 
+// ClosedLine returns what makes a line of JSON of a closed flow, as
+// GET /v1/connections/closed shows it under privacy.
+func ClosedLine(privacy string) (func(*track.Record) ([]byte, error), error) {
+	p, err := parsePrivacy(privacy)
+	return func(r *track.Record) ([]byte, error) {
+		b, err := json.Marshal(flowShape(r, p))
+		return append(b, '\n'), err
+	}, err
+}
+
 // blockedShape is a refused flow: it has no id and no counters.
 func blockedShape(r *track.Record, p privacy) Flow {
 	f := flowShape(r, p)
@@ -98,7 +117,7 @@ func (f *Flow) hide(r *track.Record, p privacy) {
 		f.Destination = addrPort(r.Dest.Addr) // also where a name is dialled
 	}
 	if p >= privacyNone {
-		f.Source, f.Device, f.Destination, f.Egress = "", "", "", ""
+		f.Session, f.Source, f.Device, f.Destination, f.Egress = 0, "", "", "", ""
 	}
 }
 

@@ -138,12 +138,10 @@ func (s *Server) allEvents(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		after = n.seq
-		if missed > 0 {
-			if err := st.event("", "lagged", Lagged{missed}); err != nil {
-				return err
-			}
+		if err := s.lagged(st, missed); err != nil {
+			return err
 		}
-		if n.name != "lagged" && !wanted(n.name) {
+		if n.name != "lagged" && !wanted(n.name) || !p.shows(n.name) {
 			return nil
 		}
 		return st.event(s.events.id(n.seq), n.name, noticeShape(n, p))
@@ -178,9 +176,9 @@ func parseTypes(r *http.Request) (func(name string) bool, error) {
 // startPump copies flow events onto the ring until the server stops. It starts
 // with the first reader that wants them: a gateway nobody watches pays nothing.
 func (s *Server) startPump() {
-	sub := s.opt.Tracker.Subscribe()
+	sub := s.watch()
 	s.tasks.Go(func() {
-		defer sub.Close()
+		defer s.unwatch(sub)
 		for {
 			ev, missed, err := sub.Next(s.stopping)
 			if err != nil {

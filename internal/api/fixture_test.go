@@ -35,12 +35,13 @@ type fakeGateway struct {
 	text    string
 	epoch   uint64
 	reloads int
+	log     *api.FlowLog
 }
 
 func (g *fakeGateway) Status() api.Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return api.Status{Epoch: g.epoch, Associations: 3, Inbounds: []api.Inbound{{Tag: "lan", Type: "tun", Device: "gw0", MTU: 1500}}}
+	return api.Status{Epoch: g.epoch, Associations: 3, FlowLog: g.log, BlockedSuppressed: 5, Inbounds: []api.Inbound{{Tag: "lan", Type: "tun", Device: "gw0", MTU: 1500}}}
 }
 
 func (g *fakeGateway) Outbounds() []api.Outbound {
@@ -178,15 +179,19 @@ func (f *fixture) within() context.Context {
 
 // open registers a flow; change says what is special about it.
 func (f *fixture) open(change func(*track.Meta)) *track.Flow {
-	m := track.Meta{
-		Inbound: "lan", Network: flow.TCP, Source: netip.MustParseAddrPort("10.0.0.2:51234"),
-		Dest:     flow.Destination{Addr: netip.MustParseAddrPort("203.0.113.5:443")},
-		Outbound: "direct", Version: 1, Egress: netip.MustParseAddrPort("192.0.2.2:40112"), Rule: 0, Epoch: 1,
-	}
+	m := sample()
 	if change != nil {
 		change(&m)
 	}
 	return f.tracker.Open(m, func(error) {})
+}
+
+func sample() track.Meta {
+	return track.Meta{
+		Inbound: "lan", Network: flow.TCP, Source: netip.MustParseAddrPort("10.0.0.2:51234"),
+		Dest:     flow.Destination{Addr: netip.MustParseAddrPort("203.0.113.5:443")},
+		Outbound: "direct", Version: 1, Egress: netip.MustParseAddrPort("192.0.2.2:40112"), Rule: 0, Epoch: 1,
+	}
 }
 
 // ask makes one request over TCP with a role's token and returns status and body.

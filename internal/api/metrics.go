@@ -31,6 +31,12 @@ func (e *exposition) gauge(name, help string, v float64) {
 	metrics.WriteGaugeFloat64(e, name, v)
 }
 
+// counter is a family with one sample that only grows.
+func (e *exposition) counter(name, help string, v uint64) {
+	e.family(name, "counter", help)
+	metrics.WriteCounterUint64(e, name, v)
+}
+
 var labelEscape = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 // series is a name with labels, given as name, value, name, value, …
@@ -53,18 +59,20 @@ func series(name string, labels ...string) string {
 // last tick, so that they agree with the rates beside them.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	var e exposition
-	s.processMetrics(&e)
+	st := s.opt.Gateway.Status()
+	s.processMetrics(&e, &st)
 	snap := s.opt.Tracker.Snapshot()
 	trafficMetrics(&e, snap)
 	tagMetrics(&e, "inbound", snap.Inbounds)
 	tagMetrics(&e, "outbound", snap.Outbounds)
 	s.dropMetrics(&e)
+	s.eventMetrics(&e, &st)
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	_, _ = w.Write(e.Bytes()) // whoever asked is gone
 	return nil
 }
 
-func (s *Server) processMetrics(e *exposition) {
+func (s *Server) processMetrics(e *exposition, st *Status) {
 	e.family("gatewayd_build_info", "gauge", "The running program; always 1.")
 	metrics.WriteGaugeUint64(e, series("gatewayd_build_info", "version", s.opt.Version, "go", runtime.Version(), "arch", runtime.GOARCH), 1)
 	e.gauge("gatewayd_uptime_seconds", "Seconds since the start.", time.Since(s.started).Seconds())
@@ -78,16 +86,19 @@ func (s *Server) processMetrics(e *exposition) {
 	}
 	e.gauge("gatewayd_goroutines", "Goroutines of the process.", float64(m.Goroutines))
 	e.gauge("gatewayd_api_streams", "Open event streams of the API.", float64(len(s.streams)))
-	st := s.opt.Gateway.Status()
 	e.gauge("gatewayd_epoch", "Epoch of the routing plane; it grows by one per apply.", float64(st.Epoch))
 	e.gauge("gatewayd_associations", "Live UDP associations.", float64(st.Associations))
 	e.gauge("gatewayd_warnings", "Warnings that the status shows.", float64(len(st.Warnings)))
 	e.gauge("gatewayd_flows", "Live flows, now.", float64(s.opt.Tracker.Live()))
+	opened, closed := s.opt.Tracker.Counts()
+	e.counter("gatewayd_flows_opened_total", "Flows that opened.", opened)
+	e.counter("gatewayd_flows_closed_total", "Flows that closed.", closed)
 }
 
 func trafficMetrics(e *exposition, snap *track.Snapshot) {
-	e.family("gatewayd_ticks_total", "counter", "Ticks of the sampler.")
-	metrics.WriteCounterUint64(e, "gatewayd_ticks_total", snap.Tick)
+	e.counter("gatewayd_ticks_total", "Ticks of the sampler.", snap.Tick)
+	e.gauge("gatewayd_tick_interval_seconds", "Seconds between the last two ticks; what is over the configured interval is lag.", snap.Interval.Seconds())
+	e.gauge("gatewayd_tick_duration_seconds", "Seconds that the last tick took.", snap.Took.Seconds())
 	e.family("gatewayd_bytes_total", "counter", "Payload bytes of all flows; up is what their openers sent.")
 	metrics.WriteCounterUint64(e, series("gatewayd_bytes_total", "direction", "up"), snap.Total.Up)
 	metrics.WriteCounterUint64(e, series("gatewayd_bytes_total", "direction", "down"), snap.Total.Down)
@@ -129,5 +140,16 @@ func (s *Server) dropMetrics(e *exposition) {
 	drops := s.opt.Drops.Map()
 	for _, cause := range slices.Sorted(maps.Keys(drops)) {
 		metrics.WriteCounterUint64(e, series("gatewayd_drops_total", "cause", cause), drops[cause])
+	}
+}
+
+// eventMetrics tell how well whoever watches keeps up.
+func (s *Server) eventMetrics(e *exposition, st *Status) {
+	e.counter("gatewayd_events_missed_total", "Events that readers of streams missed, and were told so.", s.watching.missed.Load())
+	e.gauge("gatewayd_events_lag", "Events that wait for the slowest reader of a stream.", float64(s.watching.behind()))
+	e.counter("gatewayd_blocked_events_suppressed_total", "Events about refused flows that were over their rate.", st.BlockedSuppressed)
+	if l := st.FlowLog; l != nil {
+		e.counter("gatewayd_flow_log_written_total", "Closed flows that were written to the flow log.", l.Written)
+		e.counter("gatewayd_flow_log_dropped_total", "Closed flows that are missing in the flow log.", l.Dropped)
 	}
 }

@@ -80,7 +80,7 @@ func TestTheOpenAPISchemasHaveTheFieldsOfTheTypes(t *testing.T) {
 		"Problem": api.Problem{}, "UserRef": api.UserRef{}, "Flow": api.Flow{}, "Session": api.Session{}, "Connections": api.Connections{},
 		"ClosedFlows": api.ClosedFlows{}, "Closed": api.Closed{}, "Lagged": api.Lagged{}, "Stats": api.Stats{}, "UserStats": api.UserStats{},
 		"Traffic": api.Traffic{}, "Inbound": api.Inbound{}, "Draining": api.Draining{}, "Outbound": api.Outbound{}, "Outbounds": api.Outbounds{},
-		"Rule": api.Rule{}, "Rules": api.Rules{}, "Memory": api.Memory{}, "Ledger": api.Ledger{}, "Status": api.Status{}, "Applied": api.Applied{},
+		"Rule": api.Rule{}, "Rules": api.Rules{}, "Memory": api.Memory{}, "Ledger": api.Ledger{}, "FlowLog": api.FlowLog{}, "Status": api.Status{}, "Applied": api.Applied{},
 	}
 	schemas := readDocument(f).Components.Schemas
 	for name, v := range types {

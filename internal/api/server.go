@@ -34,7 +34,7 @@ var ErrStale = errors.New("the configuration changed meanwhile")
 // concurrent use. An error with exitcode.Config is the text's fault (422), one
 // with exitcode.Collision a clash (409), any other the gateway's (500).
 type Gateway interface {
-	// Status has Epoch, Inbounds, Associations, Ledger and Warnings.
+	// Status has Epoch, Inbounds, Associations, Ledger, FlowLog, BlockedSuppressed and Warnings.
 	Status() Status
 	// Outbounds lists the current version of each tag, with those that drain.
 	Outbounds() []Outbound
@@ -84,6 +84,7 @@ type Server struct {
 	streams   chan struct{} // one slot per open stream
 	timing    timing
 	flowPump  sync.Once
+	watching  watching
 	tasks     sync.WaitGroup // what streams started beside themselves
 	stopping  context.Context
 	beginStop context.CancelFunc

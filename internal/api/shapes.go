@@ -68,6 +68,7 @@ type Flow struct {
 	Egress      string   `json:"egress,omitzero"`
 	Rule        *int     `json:"rule,omitempty"` // absent: the default route, or the DNS service
 	RuleName    string   `json:"rule_name,omitzero"`
+	Recorded    bool     `json:"recorded,omitzero"` // a rule with record marked it
 	Epoch       uint64   `json:"epoch"`
 	User        *UserRef `json:"user,omitempty"` // absent: anonymous
 	Started     Time     `json:"started,omitzero"`
@@ -208,7 +209,7 @@ type Ledger struct {
 }
 
 // Status is the answer of GET /v1/status. The gateway fills Epoch, Inbounds,
-// Associations, Ledger and Warnings; the server does the rest.
+// Associations, Ledger, FlowLog, BlockedSuppressed and Warnings; the server does the rest.
 type Status struct {
 	Version      string            `json:"version"`
 	UptimeS      float64           `json:"uptime_s"`
@@ -220,7 +221,18 @@ type Status struct {
 	Memory       Memory            `json:"memory"`
 	Drops        map[string]uint64 `json:"drops"`
 	Ledger       *Ledger           `json:"ledger,omitempty"`
+	FlowLog      *FlowLog          `json:"flow_log,omitempty"`
 	Warnings     []string          `json:"warnings"`
+
+	BlockedSuppressed uint64 `json:"blocked_suppressed,omitzero"` // events that were over their rate
+}
+
+// FlowLog is how the file of closed flows fares. Absent while none is configured.
+type FlowLog struct {
+	File    string `json:"file"`
+	Written uint64 `json:"written"`        // flows since the start
+	Dropped uint64 `json:"dropped"`        // flows that are not in the file
+	Error   string `json:"error,omitzero"` // why nothing is written now
 }
 
 // Applied is the answer of a configuration that was applied.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gatewayd/track"
@@ -125,8 +126,8 @@ func (st *stream) drain(step func(ctx context.Context) error) {
 
 // flowEvents streams opened, closed and blocked flows from now on.
 func (s *Server) flowEvents(w http.ResponseWriter, r *http.Request) error {
-	sub := s.opt.Tracker.Subscribe() // before the answer begins: who sees it sees what follows
-	defer sub.Close()
+	sub := s.watch() // before the answer begins: who sees it sees what follows
+	defer s.unwatch(sub)
 	st, err := s.openStream(w, r)
 	if err != nil {
 		return err
@@ -138,17 +139,63 @@ func (s *Server) flowEvents(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		if missed > 0 {
-			if err := st.event("", "lagged", Lagged{missed}); err != nil {
-				return err
-			}
+		if err := s.lagged(st, missed); err != nil {
+			return err
 		}
 		return st.event("", ev.Kind.String(), eventShape(&ev, p))
 	})
 }
 
+// lagged tells the reader how many events it missed, if any, and counts them.
+func (s *Server) lagged(st *stream, missed uint64) error {
+	if missed == 0 {
+		return nil
+	}
+	s.watching.missed.Add(missed)
+	return st.event("", "lagged", Lagged{missed})
+}
+
+// watching is who follows the tracker's events, for the metrics.
+type watching struct {
+	missed atomic.Uint64 // events that readers were told they missed
+
+	mu   sync.Mutex
+	subs map[*track.Subscription]bool // guarded by mu
+}
+
+// watch subscribes to the tracker's events until unwatch.
+func (s *Server) watch() *track.Subscription {
+	sub := s.opt.Tracker.Subscribe()
+	w := &s.watching
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.subs == nil {
+		w.subs = map[*track.Subscription]bool{}
+	}
+	w.subs[sub] = true
+	return sub
+}
+
+func (s *Server) unwatch(sub *track.Subscription) {
+	w := &s.watching
+	w.mu.Lock()
+	delete(w.subs, sub)
+	w.mu.Unlock()
+	sub.Close()
+}
+
+// behind is how many events wait for the slowest reader, told as missed included.
+func (w *watching) behind() (most uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for sub := range w.subs {
+		most = max(most, sub.Behind())
+	}
+	return most
+}
+
 func eventShape(ev *track.Event, p privacy) Flow {
-	if ev.Kind.String() == "blocked" {
+	if ev.Kind == track.Blocked {
 		return blockedShape(&ev.Record, p)
 	}
 	return flowShape(&ev.Record, p)

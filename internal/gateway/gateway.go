@@ -46,6 +46,7 @@ type Gateway struct {
 	api     *api.Server
 	events  *api.Events
 	drops   flow.Drops
+	blocked blockedEvents
 	limits  *limits
 
 	shortage shortage
@@ -73,6 +74,7 @@ func New(opt Options) (g *Gateway, err error) {
 	cfg := opt.Config
 	g.apply.config = cfg
 	g.limits = newLimits(cfg.Limits)
+	g.blocked.rates = blockedRates
 	if g.poller, err = epoll.New(); err != nil {
 		return g, err
 	}

@@ -16,7 +16,7 @@ func (g *Gateway) Status() api.Status {
 	g.apply.Lock()
 	cfg := g.apply.config
 	g.apply.Unlock()
-	s := api.Status{Epoch: g.plane.Load().Epoch(), Warnings: g.warnings(cfg)}
+	s := api.Status{Epoch: g.plane.Load().Epoch(), BlockedSuppressed: g.blocked.suppressed.Load(), Warnings: g.warnings(cfg)}
 	for _, in := range g.inbounds {
 		i := api.Inbound{
 			Tag: in.tag, Type: "tun", Device: in.dev.Name(), MTU: in.dev.MTU(),

@@ -70,6 +70,7 @@ func (g *Gateway) route(f *flow.Flow) (route.Decision, bool) {
 func (g *Gateway) refuse(p *netstack.Pending, f flow.Flow, d *route.Decision, err error) {
 	if blocked(d.Outbound) {
 		g.drops.Add(flow.DropBlocked, 1)
+		g.announce(f, d)
 	} else if p.Context().Err() == nil {
 		g.dialFailed(d.Outbound, f, err)
 		if flow.Scarce(err) {
@@ -116,7 +117,7 @@ func metaOf(f flow.Flow, d *route.Decision, egress netip.AddrPort) track.Meta {
 	return track.Meta{
 		Inbound: f.Inbound, Network: f.Network, Source: f.Source, Dest: f.Dest,
 		Outbound: d.Outbound.Tag(), Version: d.Outbound.N(), Egress: egress,
-		Rule: d.Rule, RuleName: d.RuleName, Epoch: d.Epoch, User: f.User,
+		Rule: d.Rule, RuleName: d.RuleName, Recorded: d.Record, Epoch: d.Epoch, User: f.User,
 	}
 }
 

@@ -79,6 +79,7 @@ func (in *inbound) resolve(f flow.Flow) fanout.Target {
 		if d.Outbound.Type() == typeReject {
 			t.Refusal = errProhibited
 		}
+		in.gw.announce(f, &d)
 	case !d.AllowHost && outbound.TowardSelf(f.Dest.Addr.Addr(), in.gw.isSelf):
 		// The outbound refuses it too, but a sub-link would be opened to hear that.
 		t.Blocked, t.Cause, t.Refusal = true, flow.DropSelf, errProhibited

@@ -35,13 +35,15 @@ var layers = map[string][]string{
 	"tun/divert": {"internal/hostnet"},
 	"wg":         {"netstack"},
 	// 3
-	"internal/config": {"route/match"},
-	"internal/api":    {"internal/config", "track", "user", "route"},
-	"internal/client": {"internal/api"},
+	"internal/config":  {"route/match"},
+	"internal/api":     {"internal/config", "track", "user", "route"},
+	"internal/client":  {"internal/api"},
+	"internal/flowlog": {"track"},
 	// 4
 	"internal/gateway": {
 		"internal/hostnet", "internal/store", "route/match", "netstack", "track", "user", "route", "outbound",
 		"dns", "fanout", "tun", "tun/divert", "wg", "internal/config", "internal/api",
+		"internal/flowlog",
 	},
 	// 5
 	"cmd/gatewayd": {

@@ -54,15 +54,16 @@ func (c *closedRing) lastLocked(to []Record, n int) []Record {
 	return to
 }
 
-// follow makes the ring as large as followers need.
-func (c *closedRing) follow() {
+// follow makes the ring as large as followers need, and tells how many records there
+// were so far.
+func (c *closedRing) follow() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.size >= followed {
-		return
+	if c.size < followed {
+		c.records = c.lastLocked(nil, len(c.records)) // in order, so that it can grow
+		c.size, c.oldest = followed, 0
 	}
-	c.records = c.lastLocked(nil, len(c.records)) // in order, so that it can grow
-	c.size, c.oldest = followed, 0
+	return c.count
 }
 
 // since appends some of the records that came after the first n ones, and tells how
@@ -91,14 +92,9 @@ type ClosedReader struct {
 	next uint64 // records read or missed so far
 }
 
-// FollowClosed begins with the oldest record that is kept. From now on 8,192 are, so
-// that a reader may fall so far behind; no flow ever waits for it.
-func (t *Tracker) FollowClosed() *ClosedReader {
-	t.closed.follow()
-	t.closed.mu.Lock()
-	defer t.closed.mu.Unlock()
-	return &ClosedReader{&t.closed, t.closed.count - uint64(len(t.closed.records))}
-}
+// FollowClosed reads what closes from now on. A reader may fall 8,192 records behind
+// before it misses some; no flow ever waits for it.
+func (t *Tracker) FollowClosed() *ClosedReader { return &ClosedReader{&t.closed, t.closed.follow()} }
 
 // Next appends what was not read yet to records, up to 256 at once. It blocks until
 // there is something or ctx ends (its error). missed is how many records before these

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 )
@@ -21,6 +22,7 @@ func (l *loader) build() *Config {
 		Log:       Log{Format: raw.Log.Format},
 		Timeouts:  l.timeouts(),
 		API:       l.api(),
+		FlowLog:   l.flowLog(),
 		TUN:       l.tun(),
 		Outbounds: l.outbounds(tags),
 		Route:     l.route(tags),
@@ -143,6 +145,21 @@ func (l *loader) api() API {
 		l.listener(path, at)
 	}
 	return made
+}
+
+// minFlowLog is the least size of a flow log, which has room for some hundred flows.
+const minFlowLog = 64 << 10
+
+func (l *loader) flowLog() FlowLog {
+	raw := l.raw.Events.FlowLog
+	if raw == nil {
+		return FlowLog{}
+	}
+	const path = "events.flow_log.size"
+	if (raw.Size < minFlowLog || raw.Size > math.MaxInt64) && !l.bad[path] {
+		l.problem(path, "%d bytes: want at least 64KiB, and less than 8EiB", raw.Size)
+	}
+	return FlowLog{string(raw.File), int64(min(raw.Size, math.MaxInt64)), raw.Keep}
 }
 
 // listener reports a TCP listener that anyone could use, or listen in on.

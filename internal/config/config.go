@@ -20,6 +20,7 @@ type Config struct {
 	Sample    time.Duration // at least a millisecond
 	Sweep     time.Duration // at least a millisecond
 	API       API
+	FlowLog   FlowLog
 	TUN       []TUN
 	Outbounds []Outbound // direct is always among them; reject, drop and dns never are
 	Route     Route
@@ -89,6 +90,13 @@ type Token struct {
 // TLS names the files of a certificate and its key, both absolute or both empty.
 type TLS struct {
 	CertFile, KeyFile string
+}
+
+// FlowLog is the file of closed flows. The zero value is none.
+type FlowLog struct {
+	File string // absolute; empty: none
+	Size int64  // bytes at which it is rotated, at least 64 KiB
+	Keep int    // old files
 }
 
 // TUN is a TUN device. The device name is its identity.

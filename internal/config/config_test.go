@@ -103,7 +103,10 @@ func TestTheReferenceParses(t *testing.T) {
 // The reference promises that its scalars are defaults unless it says otherwise.
 func TestTheReferenceShowsTheDefaults(t *testing.T) {
 	got, want := reference(t), parsed(t, "version: 1\n")
-	want.API, want.TUN, want.Outbounds, want.Route = got.API, got.TUN, got.Outbounds, got.Route
+	if log := (FlowLog{"/var/log/gatewayd/flows.jsonl", 64 << 20, 14}); got.FlowLog != log || parsed(t, "version: 1\nevents: {flow_log: {file: "+log.File+"}}\n").FlowLog != log {
+		t.Errorf("flow log %+v", got.FlowLog)
+	}
+	want.API, want.TUN, want.Outbounds, want.Route, want.FlowLog = got.API, got.TUN, got.Outbounds, got.Route, got.FlowLog
 	if diff := compare(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -278,7 +281,7 @@ func TestAnAnchorMayBeRepeated(t *testing.T) {
 func TestOnlyTwentyProblemsAreListed(t *testing.T) {
 	_, err := Parse("gw.yaml", []byte("version: 1\nroute:\n  rules:\n"+strings.Repeat("    - {port: 0, outbound: direct}\n", 33)))
 	p := problems(t, err)
-	if len(p.List) != 20 || p.More != 13 || !strings.HasSuffix(err.Error(), "\nand 13 more") {
+	if len(p.List) != 20 || p.More != 13 || !strings.HasSuffix(err.Error(), "\nand 13 more problems") {
 		t.Errorf("%d listed, %d more:\n%v", len(p.List), p.More, err)
 	}
 	if !slices.IsSortedFunc(p.List, func(a, b Problem) int { return a.Line - b.Line }) {

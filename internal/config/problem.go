@@ -51,8 +51,11 @@ func (p *Problems) Error() string {
 	for _, problem := range p.List {
 		lines = append(lines, problem.String())
 	}
-	if p.More > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more", p.More))
+	switch {
+	case p.More == 1:
+		lines = append(lines, "and 1 more problem")
+	case p.More > 1:
+		lines = append(lines, fmt.Sprintf("and %d more problems", p.More))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -29,7 +29,7 @@ type rawFile struct {
 	Users     []rawUser     `yaml:"users" soon:"true" doc:"Users that are fixed in the file."`
 	Ledger    rawLedger     `yaml:"ledger" soon:"true" doc:"What is kept of past usage."`
 	Metrics   rawMetrics    `yaml:"metrics" soon:"true" doc:"Prometheus metrics."`
-	Events    rawEvents     `yaml:"events" soon:"true" doc:"Where events go apart from the API."`
+	Events    rawEvents     `yaml:"events" doc:"Where events go apart from the API."`
 }
 
 type rawLog struct {
@@ -166,4 +166,15 @@ type rawMatch struct {
 	Protocol      []string `yaml:"protocol" soon:"true" enum:"http|tls|quic|stun" doc:"The protocol that the first bytes show."`
 	DSCP          []int    `yaml:"dscp" soon:"true" min:"0" max:"63" doc:"The first packet's DSCP."`
 	Time          *rawTime `yaml:"time" soon:"true" doc:"A time of the week."`
+}
+
+type rawEvents struct {
+	FlowLog  *rawFlowLog  `yaml:"flow_log" doc:"A file of closed flows, a line of JSON each; without it there is none."`
+	Webhooks []rawWebhook `yaml:"webhooks" soon:"true" doc:"URLs that events are posted to."`
+}
+
+type rawFlowLog struct {
+	File absPath `yaml:"file" need:"the path of the file" doc:"Path of the file; old ones get .1, .2 and so on behind it."`
+	Size Size    `yaml:"size" default:"64MiB" doc:"Size at which it is rotated, at least 64KiB."`
+	Keep int     `yaml:"keep" default:"14" min:"0" max:"1000" doc:"Old files that are kept."`
 }

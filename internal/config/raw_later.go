@@ -203,17 +203,6 @@ type rawMetrics struct {
 	PerUser int `yaml:"per_user" doc:"Users that get series of their own; 0 is none."`
 }
 
-type rawEvents struct {
-	FlowLog  *rawFlowLog  `yaml:"flow_log" doc:"A file of closed flows."`
-	Webhooks []rawWebhook `yaml:"webhooks" doc:"URLs that events are posted to."`
-}
-
-type rawFlowLog struct {
-	File absPath `yaml:"file" doc:"Path of the file."`
-	Size Size    `yaml:"size" doc:"Size at which it is rotated."`
-	Keep int     `yaml:"keep" doc:"Old files that are kept."`
-}
-
 type rawWebhook struct {
 	URL        string   `yaml:"url" need:"its URL" doc:"Where events are posted."`
 	On         []string `yaml:"on" doc:"Names of events."`

@@ -9,14 +9,17 @@ import (
 	"gatewayd/internal/api"
 	"gatewayd/internal/config"
 	"gatewayd/internal/exitcode"
+	"gatewayd/internal/flowlog"
 	"gatewayd/route"
 	"gatewayd/track"
 )
 
-// Reload reads the configuration file again and applies it.
+// Reload reads the configuration file again and applies it. It opens the flow log
+// again even if the file is refused: whoever rotates logs asks for no more.
 func (g *Gateway) Reload(context.Context) error {
 	g.apply.Lock() // before reading: what was read last has to be what stays
 	defer g.apply.Unlock()
+	defer g.useFlowLogLocked()
 	cfg := config.Default()
 	if g.opt.Path != "" {
 		var err error
@@ -31,6 +34,7 @@ func (g *Gateway) Reload(context.Context) error {
 func (g *Gateway) Apply(_ context.Context, text, etag string) error {
 	g.apply.Lock()
 	defer g.apply.Unlock()
+	defer g.useFlowLogLocked()
 	if etag != unquote(g.apply.config.ETag()) {
 		return api.ErrStale
 	}
@@ -69,7 +73,7 @@ func (g *Gateway) fileName() string {
 func unquote(etag string) string { return strings.Trim(etag, `"`) }
 
 // applyLocked makes cfg the running configuration, all or nothing: rules,
-// outbounds, the log level. Other changes are refused.
+// outbounds, the log level, the flow log. Other changes are refused.
 func (g *Gateway) applyLocked(cfg *config.Config) error {
 	if err := needsRestart(g.apply.config, cfg); err != nil {
 		return g.refused(err)
@@ -86,6 +90,9 @@ func (g *Gateway) applyLocked(cfg *config.Config) error {
 	g.events.Publish("config.applied", api.Applied{Epoch: epoch, ETag: unquote(cfg.ETag())})
 	return nil
 }
+
+// useFlowLogLocked makes the running configuration's flow log the one that is written.
+func (g *Gateway) useFlowLogLocked() { g.flowLog.Use(flowlog.Target(g.apply.config.FlowLog)) }
 
 // refused logs once why a configuration was not applied.
 func (g *Gateway) refused(err error) error {
@@ -120,7 +127,7 @@ func needsRestart(old, next *config.Config) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	return exitcode.With(exitcode.Config, fmt.Errorf("%s: a running gateway changes only route, outbounds and log.level; restart gatewayd to change the rest", strings.Join(changed, ", ")))
+	return exitcode.With(exitcode.Config, fmt.Errorf("%s: a running gateway changes only route, outbounds, log.level and events; restart gatewayd to change the rest", strings.Join(changed, ", ")))
 }
 
 // expire ends the flows of a version whose drain period is over.

@@ -25,6 +25,7 @@ func TestWhatNeedsARestartIsNamed(t *testing.T) {
 		{"a rule", "default: lte", "default: lte, rules: [{port: 25, outbound: reject}]", ""},
 		{"an outbound", "wwan0", "wwan1", ""},
 		{"the log's level", "version: 1", "version: 1\nlog: {level: debug}", ""},
+		{"the flow log", "version: 1", "version: 1\nevents: {flow_log: {file: /x}}", ""},
 		{"the log's form", "version: 1", "version: 1\nlog: {format: json}", "log.format"},
 		{"a device", "gw0", "gw1", "tun"},
 		{"a device's MTU", "device: gw0", "device: gw0, mtu: 1400", "tun"},

@@ -22,6 +22,7 @@ import (
 	"gatewayd/internal/api"
 	"gatewayd/internal/config"
 	"gatewayd/internal/epoll"
+	"gatewayd/internal/flowlog"
 	"gatewayd/internal/hostnet"
 	"gatewayd/route"
 	"gatewayd/track"
@@ -42,6 +43,7 @@ type Gateway struct {
 	log     *slog.Logger
 	poller  *epoll.Poller
 	tracker *track.Tracker
+	flowLog *flowlog.Log
 	hosts   *hostnet.AddrSet
 	api     *api.Server
 	events  *api.Events
@@ -81,6 +83,12 @@ func New(opt Options) (g *Gateway, err error) {
 	if g.tracker, err = track.New(track.Options{Interval: cfg.Sample}); err != nil {
 		return g, err
 	}
+	line, err := api.ClosedLine(cfg.Privacy)
+	if err != nil {
+		return g, err
+	}
+	g.flowLog = flowlog.New(flowlog.Options{Tracker: g.tracker, Line: line, Log: g.log})
+	g.flowLog.Use(flowlog.Target(cfg.FlowLog))
 	if g.hosts, err = hostnet.NewAddrSet(); err != nil {
 		return g, fmt.Errorf("addresses of this host: %w", err)
 	}
@@ -133,6 +141,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	links := start(devices, "links of this host", g.followDevices)
 	memory := start(devices, "memory", g.freeAfterRush)
 	sampler := start(counting, "sampler", g.tracker.Run)
+	flowLog := start(counting, "flow log", g.flowLog.Run)
 	server := start(serving, "api", g.api.Serve)
 	var tables, stacks []*errgroup.Group
 	for _, in := range g.inbounds {
@@ -150,7 +159,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	g.endFlows(stopDatagrams)
 	wait(tables...)
 	stopCounting()
-	wait(sampler)
+	wait(sampler, flowLog)
 	g.logTotals()
 	stopServing()
 	wait(server)

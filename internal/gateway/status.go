@@ -17,6 +17,12 @@ func (g *Gateway) Status() api.Status {
 	cfg := g.apply.config
 	g.apply.Unlock()
 	s := api.Status{Epoch: g.plane.Load().Epoch(), BlockedSuppressed: g.blocked.suppressed.Load(), Warnings: g.warnings(cfg)}
+	if l := g.flowLog.State(); l.File != "" {
+		s.FlowLog = &api.FlowLog{File: l.File, Written: l.Written, Dropped: l.Dropped, Error: l.Trouble}
+		if l.Trouble != "" {
+			s.Warnings = append(s.Warnings, "flow log: "+l.Trouble)
+		}
+	}
 	for _, in := range g.inbounds {
 		i := api.Inbound{
 			Tag: in.tag, Type: "tun", Device: in.dev.Name(), MTU: in.dev.MTU(),

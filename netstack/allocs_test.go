@@ -85,6 +85,23 @@ func TestTheLinkWritesAnAcknowledgementWithoutAllocating(t *testing.T) {
 	}
 }
 
+// Beside gVisor's packet, which is pooled, and what the collector makes the pools
+// forget.
+func TestSegmentsAreJoinedWithoutAllocating(t *testing.T) {
+	s := &Stack{cfg: Config{Drops: new(flow.Drops)}, link: &link{dispatcher: discard{}}}
+	b := NewBatch(s.deliver)
+	packets := stream(client4, dst4, BatchSize, 1440)
+	n := testing.AllocsPerRun(1000, func() {
+		for _, p := range packets {
+			add(b, wirePacket{p, Offload{Flags: OffloadDataValid}})
+		}
+		b.Deliver()
+	})
+	if n > 0 {
+		t.Errorf("%v allocations for %d segments", n, len(packets))
+	}
+}
+
 // segmentAllocs bounds what a data segment and its acknowledgement cost: the tap's
 // copy, about one of gVisor's (views, packets and segments are pooled), and what the
 // collector makes the pools forget.

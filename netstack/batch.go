@@ -23,16 +23,23 @@ type Batch struct {
 	n       int
 	packets [BatchSize]received
 	bufs    [2][]byte
+	runs    []run // of its packets, while they are delivered
 }
 
 type received struct {
 	small, large *buffer.View // large is nil when the packet fitted into small
 	offload      Offload
+
+	// Of a packet in a run: where its payload is in small, and the one after it.
+	start, end uint16
+	next       uint8
 }
 
 // NewBatch makes a batch whose packets go to deliver, which may keep none of
 // what Packet returns. A Stack makes its own; this one is for a Device's tests.
-func NewBatch(deliver func(*Batch)) *Batch { return &Batch{deliver: deliver} }
+func NewBatch(deliver func(*Batch)) *Batch {
+	return &Batch{deliver: deliver, runs: make([]run, 0, maxRuns)}
+}
 
 // Len is the number of packets in the batch.
 func (b *Batch) Len() int { return b.n }

@@ -13,8 +13,9 @@ import (
 )
 
 // The way in, all on the goroutine that reads the device: parse and check the
-// headers, verify the checksum unless the device did, then hand TCP to gVisor
-// (which queues it for its own processors) and UDP to the handler. The batch
+// headers, verify the checksum unless the device did, then hand UDP to the handler
+// and, once the segments of the batch that belong together are joined
+// (coalesce.go), TCP to gVisor, which queues it for its own processors. The batch
 // owns its views; what gVisor keeps is taken out of the batch and replaced.
 
 const (
@@ -28,6 +29,7 @@ func (s *Stack) deliver(b *Batch) {
 	for i := range b.n {
 		s.deliverPacket(b, i)
 	}
+	s.deliverRuns(b)
 }
 
 func (s *Stack) deliverPacket(b *Batch, i int) {
@@ -56,7 +58,7 @@ func (s *Stack) deliverPacket(b *Batch, i int) {
 	}
 	switch {
 	case p.Proto == wire.ProtoTCP:
-		s.deliverTCP(b, i, &p)
+		s.coalesce(b, i, head, &p)
 	case p.Proto == wire.ProtoUDP:
 		s.deliverUDP(head, tail, &p, off)
 	case p.IsEchoRequest():
@@ -108,19 +110,19 @@ func (s *Stack) checked(head, tail []byte, p *wire.Packet, off Offload) (flow.Dr
 	return 0, true
 }
 
-// deliverTCP gives packet i to gVisor.
+// deliverTCP gives packet i to gVisor as it is.
 func (s *Stack) deliverTCP(b *Batch, i int, p *wire.Packet) {
 	if p.TCPFlags&(wire.SYN|wire.ACK|wire.RST) == wire.SYN && s.reopens(b, i, p) {
 		return
 	}
-	s.inject(p.Version == 4, b.take(i, p.Length))
+	s.deliverIP(p.Version, b.take(i, p.Length))
 }
 
-// inject gives a packet to gVisor.
-func (s *Stack) inject(v4 bool, packet buffer.Buffer) {
-	proto := tcpip.NetworkProtocolNumber(header.IPv6ProtocolNumber)
-	if v4 {
-		proto = header.IPv4ProtocolNumber
+// deliverIP gives a packet of that version of IP to gVisor.
+func (s *Stack) deliverIP(version uint8, packet buffer.Buffer) {
+	proto := tcpip.NetworkProtocolNumber(header.IPv4ProtocolNumber)
+	if version == 6 {
+		proto = header.IPv6ProtocolNumber
 	}
 	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: packet})
 	s.link.dispatcher.DeliverNetworkPacket(proto, pkt)

@@ -26,14 +26,15 @@ const (
 
 // reopening is a SYN that waits.
 type reopening struct {
-	tuple tuple
-	syn   buffer.Buffer
-	until time.Time
+	tuple   tuple
+	version uint8 // of IP
+	syn     buffer.Buffer
+	until   time.Time
 }
 
 // reopens keeps packet i of the batch, a SYN, if it has to wait.
 func (s *Stack) reopens(b *Batch, i int, p *wire.Packet) bool {
-	r := reopening{tuple: tuple{client: p.Source(), dest: p.Destination()}, until: time.Now().Add(reopenWait)}
+	r := reopening{tuple: tuple{client: p.Source(), dest: p.Destination()}, version: p.Version, until: time.Now().Add(reopenWait)}
 	if !s.occupied(r.tuple) {
 		return false
 	}
@@ -41,7 +42,7 @@ func (s *Stack) reopens(b *Batch, i int, p *wire.Packet) bool {
 	select {
 	case s.reopened <- r:
 	default:
-		s.inject(p.Version == 4, r.syn)
+		s.deliverIP(r.version, r.syn)
 	}
 	return true
 }
@@ -69,7 +70,7 @@ func (s *Stack) reopenAll(ctx context.Context) {
 		select {
 		case r := <-s.reopened:
 			s.await(ctx, &r)
-			s.inject(r.tuple.dest.Addr().Is4(), r.syn)
+			s.deliverIP(r.version, r.syn)
 		case <-ctx.Done():
 			return
 		}

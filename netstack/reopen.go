@@ -2,6 +2,7 @@ package netstack
 
 import (
 	"context"
+	"encoding/binary"
 	"time"
 
 	"github.com/sagernet/gvisor/pkg/buffer"
@@ -14,9 +15,10 @@ import (
 // stack gives a SYN to the endpoint as long as there is one: in TIME_WAIT that would
 // ignore it, and where a reset waits to be processed the SYN behind it would be
 // answered by a reset. So the endpoint in TIME_WAIT ends, as Linux and RFC 6191 have
-// it, and a SYN toward another one waits beside the stack, for a moment: the device's
-// reader keeps it in reopens, and the goroutine of reopenAll delivers it once the
-// endpoint is gone. An endpoint that stays gets it too, and challenges it (RFC 5961).
+// it, and a SYN toward another one waits beside the stack, for a moment, and so does
+// one that follows the reset of an attempt whose dial is just ending: the device's
+// reader keeps it in reopened, and the goroutine of reopenAll delivers it once the
+// way is free. An endpoint that stays gets it too, and challenges it (RFC 5961).
 
 const (
 	maxReopens = 64                     // SYNs that wait; what is more is delivered at once
@@ -27,6 +29,7 @@ const (
 // reopening is a SYN that waits.
 type reopening struct {
 	tuple   tuple
+	isn     uint32
 	version uint8 // of IP
 	syn     buffer.Buffer
 	until   time.Time
@@ -34,8 +37,14 @@ type reopening struct {
 
 // reopens keeps packet i of the batch, a SYN, if it has to wait.
 func (s *Stack) reopens(b *Batch, i int, p *wire.Packet) bool {
-	r := reopening{tuple: tuple{client: p.Source(), dest: p.Destination()}, version: p.Version, until: time.Now().Add(reopenWait)}
-	if !s.occupied(r.tuple) {
+	head, _, _ := b.Packet(i)
+	r := reopening{
+		tuple:   tuple{client: p.Source(), dest: p.Destination()},
+		isn:     binary.BigEndian.Uint32(head[p.HeaderLen+4:]),
+		version: p.Version,
+		until:   time.Now().Add(reopenWait),
+	}
+	if !s.occupied(r.tuple, r.isn) {
 		return false
 	}
 	r.syn = b.take(i, p.Length)
@@ -47,18 +56,16 @@ func (s *Stack) reopens(b *Batch, i int, p *wire.Packet) bool {
 	return true
 }
 
-// occupied reports that a connection is in the way of a new one. One in TIME_WAIT
-// gives way.
-func (s *Stack) occupied(tp tuple) bool {
+// occupied reports that a connection, or an attempt with another initial sequence
+// number, is in the way of a new one. A connection in TIME_WAIT gives way.
+func (s *Stack) occupied(tp tuple, isn uint32) bool {
 	ep := s.endpoint(tp)
 	if ep == nil {
-		return false
+		p := s.pending.get(tp)
+		return p != nil && p.isn != isn
 	}
-	switch tcp.EndpointState(ep.State()) {
-	case tcp.StateTimeWait:
+	if tcp.EndpointState(ep.State()) == tcp.StateTimeWait {
 		ep.Abort()
-		return false
-	case tcp.StateInitial, tcp.StateConnecting, tcp.StateSynRecv: // of this SYN, or one like it
 		return false
 	}
 	return true
@@ -81,7 +88,7 @@ func (s *Stack) reopenAll(ctx context.Context) {
 func (s *Stack) await(ctx context.Context, r *reopening) {
 	look := time.NewTicker(reopenLook)
 	defer look.Stop()
-	for s.occupied(r.tuple) {
+	for s.occupied(r.tuple, r.isn) {
 		select {
 		case now := <-look.C:
 			if now.After(r.until) {

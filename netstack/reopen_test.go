@@ -6,6 +6,7 @@ import (
 
 	"github.com/sagernet/gvisor/pkg/tcpip/header"
 
+	"gatewayd/flow"
 	"gatewayd/netstack/wire"
 )
 
@@ -65,6 +66,52 @@ func TestPortsAreUsedAgainRightBehindTheLastFIN(t *testing.T) {
 			t.Cleanup(func() { c.ep.Abort(); c.ep.Close() })
 		}
 	})
+}
+
+// A reset may also follow the end of the handshake at once, when nobody knows of
+// the connection yet, or the SYN itself, while its dial is under way.
+func TestPortsAreUsedAgainRightBehindTheResetOfAnAttempt(t *testing.T) {
+	forFamilies(t, func(t *testing.T, client, dst netip.AddrPort) {
+		t.Run("answered", func(t *testing.T) {
+			b := newTapBed(t, nil)
+			h := b.hand(client, dst)
+			h.syn(0)
+			_, tcp := b.tcpWritten()
+			h.seq, h.ack = h.seq+1, tcp.SequenceNumber()+1
+			add(b.batch, wirePacket{segment{src: client, dst: dst, seq: h.seq, ack: h.ack, flags: wire.ACK}.packet(), Offload{}})
+			h.again(wire.RST, 1e6, false)
+			b.end()
+		})
+		t.Run("dialling", func(t *testing.T) {
+			b := newTapBed(t, nil)
+			accept, dialling := b.tcp, make(chan struct{})
+			b.tcp = func(p *Pending) {
+				if p.isn == 1000 {
+					close(dialling)
+					<-p.Context().Done()
+					p.Refuse(flow.VerdictSilent)
+					return
+				}
+				accept(p)
+			}
+			h := b.hand(client, dst)
+			h.syn(0)
+			<-dialling
+			h.seq++
+			h.again(wire.RST, 1e6, false)
+			b.end()
+		})
+	})
+}
+
+// end waits until the last attempt is accepted, and ends what was accepted.
+func (b *tapBed) end() {
+	waitFor(b.t, func() bool { return b.stack.Pending() == 0 && len(b.conns) > 0 })
+	for len(b.conns) > 0 {
+		c := recv(b.t, b.conns)
+		c.ep.Abort()
+		c.ep.Close()
+	}
 }
 
 // However many SYNs come for a connection that lives: it stays, and none is kept.

@@ -130,7 +130,7 @@ func (p *Pending) cancel(cause error) { p.stop(cause) }
 
 // Accept completes the client's handshake. It blocks until the client answered,
 // ctx ended (its cause is the error), or 10 s went by; on an error the client gets
-// a reset.
+// a reset, unless it sent one.
 func (p *Pending) Accept(ctx context.Context) (*Conn, error) {
 	p.stack.pending.accepting(p)
 	c := &Conn{stack: p.stack, tuple: p.tuple}
@@ -144,7 +144,7 @@ func (p *Pending) Accept(ctx context.Context) (*Conn, error) {
 	if terr == nil {
 		p.stack.pending.proved(p, time.Now())
 	}
-	p.decided(terr != nil)
+	p.decided(terr != nil && !wasReset(terr))
 	switch {
 	case stopped:
 		if terr == nil {
@@ -157,6 +157,16 @@ func (p *Pending) Accept(ctx context.Context) (*Conn, error) {
 	c.ep = ep.(*tcp.Endpoint)
 	c.setOptions(p.stack.cfg.Keepalive)
 	return c, nil
+}
+
+// wasReset reports that the client ended the handshake: a reset is not answered by
+// another one.
+func wasReset(err tcpip.Error) bool {
+	switch err.(type) {
+	case *tcpip.ErrConnectionReset, *tcpip.ErrConnectionRefused: // once it was established, and before
+		return true
+	}
+	return false
 }
 
 // abortRetry is how long the stack takes, at most, to know an endpoint that is

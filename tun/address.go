@@ -34,8 +34,8 @@ func automaticPairs() [][2]netip.Prefix {
 const defaultLike = 8
 
 // automatic picks addresses for a device that none were configured for.
-func automatic(replaces string) ([]netip.Prefix, error) {
-	taken, err := takenNetworks(replaces)
+func automatic() ([]netip.Prefix, error) {
+	taken, err := takenNetworks()
 	if err != nil {
 		return nil, err
 	}
@@ -46,25 +46,20 @@ func automatic(replaces string) ([]netip.Prefix, error) {
 		"every automatic address overlaps an address or route of this host: set the device's addresses"))
 }
 
-func takenNetworks(replaces string) ([]netip.Prefix, error) {
+func takenNetworks() ([]netip.Prefix, error) {
 	addrs, err := hostnet.Addresses()
 	if err != nil {
 		return nil, err
 	}
 	var taken []netip.Prefix
-	ignored := 0
 	for _, a := range addrs {
-		if replaces != "" && a.Link == replaces {
-			ignored = a.Index
-			continue
-		}
 		taken = append(taken, a.Net, netip.PrefixFrom(a.Addr, a.Addr.BitLen()))
 	}
 	pairs := automaticPairs()
 	err = hostnet.EachRoute(func(r hostnet.Route) bool {
 		// Only what matters is kept: a router may carry a million routes.
 		inPair := func(p [2]netip.Prefix) bool { return p[0].Overlaps(r.Dst) || p[1].Overlaps(r.Dst) }
-		if r.Dst.Bits() >= defaultLike && (ignored == 0 || r.Index != ignored) && slices.ContainsFunc(pairs, inPair) {
+		if r.Dst.Bits() >= defaultLike && slices.ContainsFunc(pairs, inPair) {
 			taken = append(taken, r.Dst)
 		}
 		return true
@@ -90,17 +85,14 @@ func first(network netip.Prefix) netip.Prefix {
 
 // clash tells which link of this host has one of the wanted addresses, or a
 // network that overlaps one, as an error. Link-local networks are each link's own.
-func clash(wanted []netip.Prefix, replaces string) error {
+func clash(wanted []netip.Prefix) error {
 	addrs, err := hostnet.Addresses()
 	if err != nil {
 		return err
 	}
 	for _, want := range wanted {
 		for _, a := range addrs {
-			if want.Addr().IsLinkLocalUnicast() || replaces != "" && a.Link == replaces {
-				continue
-			}
-			if want.Overlaps(a.Net) || want.Contains(a.Addr) {
+			if !want.Addr().IsLinkLocalUnicast() && (want.Overlaps(a.Net) || want.Contains(a.Addr)) {
 				return exitcode.With(exitcode.Collision, fmt.Errorf(
 					"address %s overlaps %s on %s: choose another address", want,
 					netip.PrefixFrom(a.Addr, a.Net.Bits()), a.Link))

@@ -33,15 +33,13 @@ const (
 
 // Config describes a device to open.
 type Config struct {
-	Name        string         // of the device, at most MaxName bytes
-	MTU         int            // bytes; 0 is DefaultMTU
-	Queues      int            // 0 is 1
-	Addresses   []netip.Prefix // the host's own addresses on the device; none: Open picks a pair
-	RequireIPv6 bool           // fail where the host has IPv6 switched off, rather than go without
-	Offload     Offload
-	Replaces    string       // a device that closes soon: its addresses clash with none
-	Logger      *slog.Logger // nil logs nothing
-	Drops       *flow.Drops  // nil counts nowhere
+	Name      string         // of the device, at most MaxName bytes
+	MTU       int            // bytes; 0 is DefaultMTU
+	Queues    int            // 0 is 1
+	Addresses []netip.Prefix // the host's own addresses on the device; none: Open picks a pair
+	Offload   Offload
+	Logger    *slog.Logger // nil logs nothing
+	Drops     *flow.Drops  // nil counts nowhere
 }
 
 // checked is a copy of c with defaults filled in, or what is wrong with it.
@@ -66,9 +64,6 @@ func (c Config) checked() (Config, error) {
 	}
 	if c.Queues < 1 || c.Queues > MaxQueues {
 		return c, fmt.Errorf("device %s: %d queues: want 1 to %d", c.Name, c.Queues, MaxQueues)
-	}
-	if c.RequireIPv6 && c.MTU < minMTUv6 {
-		return c, fmt.Errorf("device %s: mtu %d: IPv6 needs at least %d bytes", c.Name, c.MTU, minMTUv6)
 	}
 	if err := checkAddresses(c.Addresses); err != nil {
 		return c, fmt.Errorf("device %s: %w", c.Name, err)

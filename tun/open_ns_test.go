@@ -201,15 +201,6 @@ func TestAnAddressThatIsTakenIsACollisionThatNamesTheLink(t *testing.T) {
 	}
 }
 
-func TestADeviceMayTakeTheAddressesOfTheOneItReplaces(t *testing.T) {
-	addrs := prefixes("10.99.0.1/24", "fd99::1/64")
-	opened(t, Config{Name: "gw0", Addresses: addrs})
-	d := opened(t, Config{Name: "gw1", Addresses: addrs, Replaces: "gw0"})
-	if !slices.Equal(d.Addresses(), addrs) {
-		t.Errorf("addresses %v, want %v", d.Addresses(), addrs)
-	}
-}
-
 func TestANameInUseIsACollisionThatNamesTheOccupant(t *testing.T) {
 	t.Run("process", func(t *testing.T) {
 		opened(t, Config{Name: "gw0"})
@@ -254,17 +245,12 @@ func TestIPv6SwitchedOffLeavesADeviceWithIPv4AndOneWarning(t *testing.T) {
 	}
 }
 
-func TestIPv6SwitchedOffFailsWhereItIsRequired(t *testing.T) {
+func TestIPv6SwitchedOffFailsWhereThereIsNothingElse(t *testing.T) {
 	hostnettest.Need(t)
 	sysctl(t, "ipv6/conf/all/disable_ipv6", "1")
-	for _, cfg := range []Config{
-		{Name: "gw0", RequireIPv6: true},
-		{Name: "gw0", Addresses: prefixes("fd99::1/64")},
-	} {
-		nothingLeft(t)
-		_, err := Open(cfg)
-		refused(t, err, exitcode.Missing, "device gw0", "IPv6 is required", "net.ipv6.conf.default.disable_ipv6=0")
-	}
+	nothingLeft(t)
+	_, err := Open(Config{Name: "gw0", Addresses: prefixes("fd99::1/64")})
+	refused(t, err, exitcode.Missing, "device gw0", "IPv6 is required", "net.ipv6.conf.default.disable_ipv6=0")
 }
 
 func TestAnMTUTooSmallForIPv6LeavesIPv4(t *testing.T) {

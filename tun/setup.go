@@ -66,10 +66,10 @@ func (d *Device) families(cfg *Config, addrs []netip.Prefix) (v4, v6 []netip.Pre
 		}
 	}
 	why, fix := withoutIPv6(d.name, cfg.MTU)
-	if why == "" || len(v6) == 0 && !cfg.RequireIPv6 {
+	if why == "" || len(v6) == 0 {
 		return v4, v6, nil
 	}
-	if cfg.RequireIPv6 || len(v4) == 0 {
+	if len(v4) == 0 {
 		return nil, nil, exitcode.With(exitcode.Missing, fmt.Errorf("IPv6 is required, but %s: %s", why, fix))
 	}
 	cfg.Logger.Warn("the device has IPv4 only", "device", d.name, "cause", why, "fix", fix)

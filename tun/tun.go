@@ -78,9 +78,9 @@ func open(cfg Config, path string) (*Device, error) {
 // choose is the addresses of the device to be: those configured, or automatic ones.
 func choose(cfg *Config) ([]netip.Prefix, error) {
 	if len(cfg.Addresses) == 0 {
-		return automatic(cfg.Replaces)
+		return automatic()
 	}
-	return cfg.Addresses, clash(cfg.Addresses, cfg.Replaces)
+	return cfg.Addresses, clash(cfg.Addresses)
 }
 
 func (d *Device) openQueues(cfg *Config, path string) error {

@@ -57,7 +57,6 @@ func TestABadConfigIsRefusedBeforeAnythingIsOpened(t *testing.T) {
 		"large mtu":          {Config{Name: "gw0", MTU: 65536}, "mtu 65536"},
 		"negative queues":    {Config{Name: "gw0", Queues: -1}, "-1 queues"},
 		"many queues":        {Config{Name: "gw0", Queues: 257}, "257 queues"},
-		"v6 on a small mtu":  {Config{Name: "gw0", MTU: 1279, RequireIPv6: true}, "1280"},
 		"no prefix":          {Config{Name: "gw0", Addresses: make([]netip.Prefix, 1)}, "invalid"},
 		"multicast":          {Config{Name: "gw0", Addresses: prefixes("224.0.0.1/24")}, "unicast"},
 		"loopback":           {Config{Name: "gw0", Addresses: prefixes("127.0.0.1/8")}, "unicast"},

@@ -76,18 +76,3 @@ func (s *Stack) sendEchoReply(client netip.AddrPort, t *flow.Train) (ok bool) {
 	b.bufs = [2][]byte{}
 	return ok
 }
-
-// SendEchoUnreachable tells a client of an ICMP error that the outside sent about
-// its echo request to e.Peer. Errors that mean nothing to a client are not sent.
-func (s *Stack) SendEchoUnreachable(client netip.AddrPort, e flow.ICMPError) {
-	kind, ok := wire.KindOf(e)
-	if !ok {
-		return
-	}
-	from := e.Offender
-	if !from.IsValid() || from.Is4() != e.Peer.Addr().Is4() { // nobody outside, or translated on the way
-		from = s.router(e.Peer.Addr())
-	}
-	t := flow.Train{Peer: flow.Destination{Addr: e.Peer}, Payload: e.Payload, Seq: e.Seq}
-	s.sendAbout(wire.Unreachable{Kind: kind, From: from, MTU: e.MTU}, flow.ICMP, client, &t)
-}

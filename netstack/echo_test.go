@@ -162,7 +162,7 @@ func TestAnICMPErrorAboutAnEchoRequestQuotesTheClientsOwn(t *testing.T) {
 			far = netip.MustParseAddr("2001:db8:9::1")
 			e.Type, e.Code, e.Offender = 1, 3, far
 		}
-		b.stack.SendEchoUnreachable(client, e)
+		b.stack.SendUnreachable(flow.ICMP, client, e)
 		w := b.written()
 		p := b.parsed(w)
 		var inner wire.Packet
@@ -178,7 +178,7 @@ func TestAnICMPErrorAboutAnEchoRequestQuotesTheClientsOwn(t *testing.T) {
 		if !wire.Quoted(w.b, &p, &inner) || !inner.IsEchoRequest() || inner.Source() != client || inner.EchoSeq != 778 {
 			t.Errorf("a refusal quotes %+v", inner)
 		}
-		b.stack.SendEchoUnreachable(client, flow.ICMPError{Type: 200, Peer: peer})
+		b.stack.SendUnreachable(flow.ICMP, client, flow.ICMPError{Type: 200, Peer: peer})
 		if len(b.dev.out) != 0 {
 			t.Error("the client was told of an error that means nothing")
 		}

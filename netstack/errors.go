@@ -81,8 +81,9 @@ func (l *errorLimiter) bucketLocked(client [16]byte) *errorBucket {
 }
 
 // SendUnreachable tells a client of an ICMP error that the outside sent about a
-// datagram of its to e.Peer. Errors that mean nothing to a client are not sent.
-func (s *Stack) SendUnreachable(client netip.AddrPort, e flow.ICMPError) {
+// datagram or an echo request of its to e.Peer. Errors that mean nothing to a client
+// are not sent.
+func (s *Stack) SendUnreachable(n flow.Network, client netip.AddrPort, e flow.ICMPError) {
 	kind, ok := wire.KindOf(e)
 	if !ok {
 		return
@@ -91,8 +92,8 @@ func (s *Stack) SendUnreachable(client netip.AddrPort, e flow.ICMPError) {
 	if !from.IsValid() || from.Is4() != e.Peer.Addr().Is4() { // nobody outside, or translated on the way
 		from = s.router(e.Peer.Addr())
 	}
-	t := flow.Train{Peer: flow.Destination{Addr: e.Peer}, Payload: e.Payload}
-	s.sendAbout(wire.Unreachable{Kind: kind, From: from, MTU: e.MTU}, flow.UDP, client, &t)
+	t := flow.Train{Peer: flow.Destination{Addr: e.Peer}, Payload: e.Payload, Seq: e.Seq}
+	s.sendAbout(wire.Unreachable{Kind: kind, From: from, MTU: e.MTU}, n, client, &t)
 }
 
 // SendRefusal tells a client of a verdict about a train that it sent: one error,

@@ -22,7 +22,7 @@ func TestErrorsAreSentAndSuppressedWithoutAllocating(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() {
 		s.sendOf(wire.TimeExceeded, packet)
 		s.SendRefusal(flow.UDP, client4, train, flow.VerdictProhibited)
-		s.SendUnreachable(client4, e)
+		s.SendUnreachable(flow.UDP, client4, e)
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
 	}

@@ -322,7 +322,7 @@ func TestAnICMPErrorOfTheOutsideComesBackQuotingTheClient(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTapBed(t, nil)
-			b.stack.SendUnreachable(c.client, c.e)
+			b.stack.SendUnreachable(flow.UDP, c.client, c.e)
 			if c.nobody {
 				if len(b.dev.out) != 0 {
 					t.Fatal("the client was told")

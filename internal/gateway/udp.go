@@ -50,11 +50,7 @@ func (in *inbound) unreachable(c fanout.Client, e flow.ICMPError) {
 	if e.Offender.IsValid() && in.gw.isSelf(e.Offender) {
 		e.Offender = netip.Addr{}
 	}
-	if c.Network == flow.ICMP {
-		in.stack.SendEchoUnreachable(c.Source, e)
-	} else {
-		in.stack.SendUnreachable(c.Source, e)
-	}
+	in.stack.SendUnreachable(c.Network, c.Source, e)
 }
 
 // errProhibited refuses datagrams on purpose, as a packet filter does.

@@ -206,6 +206,25 @@ func TestB28_BrokenChainsNeverMatch(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrongWithAChainIsTold(t *testing.T) {
+	udp := datagram(client6, netip.AddrPortFrom(dst6.Addr(), 53), []byte("query"), nil)
+	option := []byte{wire.ProtoUDP, 0, 0x80, 4, 0, 0, 0, 0}
+	b := newTapBed(t, nil)
+	b.put(chained(udp, 60, option), Offload{})
+	w := b.written()
+	if p := b.parsed(w); p.ICMPType != 4 || p.ICMPCode != 2 || w.b[p.HeaderLen+7] != 42 || p.Src != gateway6 || p.Dst != client6.Addr() {
+		t.Errorf("%+v: % x", p, w.b[p.HeaderLen:p.HeaderLen+8])
+	}
+	b.dropped(flow.DropMalformed, 1)
+	for _, dst := range []string{"[ff02::1]:53", "[fe80::1]:53", "[::1]:53"} {
+		b.put(chained(datagram(client6, netip.MustParseAddrPort(dst), nil, nil), 60, option), Offload{})
+	}
+	b.put(chained(datagram(netip.MustParseAddrPort("[fe80::2]:1"), dst6, nil, nil), 60, option), Offload{})
+	if len(b.dev.out) != 0 {
+		t.Errorf("something else was answered: % x", b.written().b)
+	}
+}
+
 // An error is sent neither about another error, nor about later fragments, nor
 // toward or about more than one host.
 func TestWhatMustNotBeAnsweredByAnErrorIsNot(t *testing.T) {

@@ -84,6 +84,10 @@ func (s *Stack) explain(cause flow.Drop, head []byte, p *wire.Packet) {
 		s.sendOf(wire.TimeExceeded, head)
 	case cause == flow.DropProtocol && p.Network() == 0: // ICMP of a kind that is not carried is not unknown
 		s.sendOf(wire.ProtocolUnreachable, head)
+	case p.Problem != wire.Problem{}:
+		if _, ok := wire.Deliverable(p.Src, p.Dst); ok {
+			s.sendError(wire.Unreachable{Kind: wire.ParameterProblem, From: s.router(p.Dst), Problem: p.Problem}, head)
+		}
 	}
 }
 

@@ -22,7 +22,8 @@ import (
 //
 // A set is collecting, or spoilt: after an overlap it holds nothing and throws
 // away what still comes of its datagram (RFC 5722). It leaves the table when it
-// is whole, when its time is over, or when newer ones need the room.
+// is whole, when its time is over, or when newer ones need the room. Of one whose
+// time is over, and whose first fragment came, the sender is told.
 
 // fragmentLimits bound a reassembler. Bytes count what data and bookkeeping take
 // in memory, not what they tell.
@@ -100,7 +101,8 @@ type fragmentShare struct{ sets, bytes int }
 type reassembler struct {
 	limits fragmentLimits
 	drops  *flow.Drops
-	pool   sync.Pool // *fragmentSet
+	tell   func(*fragmentSet) // that its time is over; called with no lock held
+	pool   sync.Pool          // *fragmentSet
 
 	mu struct {
 		sync.Mutex
@@ -111,8 +113,8 @@ type reassembler struct {
 	}
 }
 
-func newReassembler(limits fragmentLimits, drops *flow.Drops) *reassembler {
-	r := &reassembler{limits: limits, drops: drops}
+func newReassembler(limits fragmentLimits, drops *flow.Drops, tell func(*fragmentSet)) *reassembler {
+	r := &reassembler{limits: limits, drops: drops, tell: tell}
 	r.pool.New = func() any { return new(fragmentSet) }
 	r.mu.sets = map[fragmentKey]*fragmentSet{}
 	r.mu.sources = map[[16]byte]fragmentShare{}
@@ -328,15 +330,40 @@ func (r *reassembler) sweep(ctx context.Context) {
 }
 
 func (r *reassembler) expire(now time.Time) {
+	for _, s := range r.expired(now) {
+		r.drops.Add(flow.DropFragment, len(s.pieces))
+		if len(s.pieces) > 0 && s.pieces[0].off == 0 {
+			r.tell(s)
+		}
+		r.release(s)
+	}
+}
+
+// expired takes the sets whose time is over out of the table.
+func (r *reassembler) expired(now time.Time) (over []*fragmentSet) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := r.mu.ends.newer; s != &r.mu.ends; {
 		next := s.newer
 		if !now.Before(s.until) {
-			r.dropLocked(s)
+			r.removeLocked(s)
+			over = append(over, s)
 		}
 		s = next
 	}
+	return over
+}
+
+// tellTimeOver tells the sender of a datagram that did not become whole (RFC 1122,
+// 3.3.2; RFC 8200, 4.5), about its first fragment, whose headers are built again.
+func (s *Stack) tellTimeOver(set *fragmentSet) {
+	var room [wire.MaxUnreachable]byte
+	data := set.pieces[0].data.AsSlice()
+	h := set.header
+	h.MoreFragments = true
+	b := h.AppendIP(room[:0], set.proto, len(data))
+	b = append(b, data[:min(len(data), len(room)-len(b))]...)
+	s.sendOf(wire.ReassemblyTime, b)
 }
 
 // reassemble keeps the fragment that packet i of the batch is. If that makes its

@@ -267,7 +267,7 @@ type bare struct {
 
 func newBare(t *testing.T, limits fragmentLimits) *bare {
 	b := &bare{t: t, now: time.Unix(1000, 0)}
-	b.reassembler = newReassembler(limits, &b.drops)
+	b.reassembler = newReassembler(limits, &b.drops, func(*fragmentSet) {})
 	return b
 }
 

@@ -98,7 +98,7 @@ func New(cfg Config) (*Stack, error) {
 	s.errors.init()
 	s.ids.init()
 	s.reopened = make(chan reopening, maxReopens)
-	s.fragments = newReassembler(defaultFragmentLimits(), cfg.Drops)
+	s.fragments = newReassembler(defaultFragmentLimits(), cfg.Drops, s.tellTimeOver)
 	s.pending.init(cfg.Dials, cfg.SYNs, cfg.Drops)
 	s.net = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},

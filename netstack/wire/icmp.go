@@ -42,7 +42,11 @@ const (
 	icmp6Port         = 4
 	icmp6SourcePolicy = 5
 	icmp6RejectRoute  = 6
+	icmp6BadField     = 0
 	icmp6NextHeader   = 1
+	icmp6Option       = 2
+
+	icmpReassembly = 1 // of time exceeded, in both families
 )
 
 // MaxUnreachable is room for the longest message that AppendUnreachable writes,
@@ -69,6 +73,8 @@ const (
 	ProtocolUnreachable // IPv6: parameter problem, pointing at the next header
 	TooBig              // carries an MTU
 	TimeExceeded        // TTL or hop limit
+	ReassemblyTime      // a datagram did not become whole in time
+	ParameterProblem    // IPv6: carries a Problem
 	numKinds
 )
 
@@ -80,6 +86,8 @@ var messages = [numKinds]struct{ type4, code4, type6, code6 uint8 }{
 	ProtocolUnreachable: {icmpUnreachable, icmpProtocol, icmp6Parameter, icmp6NextHeader},
 	TooBig:              {icmpUnreachable, icmpFragNeeded, icmp6TooBig, 0},
 	TimeExceeded:        {icmpTimeExceeded, 0, icmp6TimeExceeded, 0},
+	ReassemblyTime:      {icmpTimeExceeded, icmpReassembly, icmp6TimeExceeded, icmpReassembly},
+	ParameterProblem:    {icmpParameter, 0, icmp6Parameter, 0},
 }
 
 // KindOf tells what an ICMP error from the outside says, by the family of its
@@ -160,6 +168,8 @@ type Unreachable struct {
 	Kind Kind
 	From netip.Addr // who says so, of the family of the packet that it is about
 	MTU  int        // bytes, of TooBig
+
+	Problem Problem // of ParameterProblem
 }
 
 // AppendUnreachable appends to b the whole ICMP error about a packet, of which
@@ -167,10 +177,11 @@ type Unreachable struct {
 // be (RFC 1812, RFC 4443). It returns nil where no error may be sent: about an
 // ICMP error, a fragment that is not the first, a packet from or to more or less
 // than one host (RFC 1122, 3.2.2; RFC 4443, 2.4), one that says that nothing
-// follows, and one that is not understood.
+// follows, and one that is not understood. A ParameterProblem is about the latter
+// and may be about any fragment.
 func AppendUnreachable(b []byte, e Unreachable, original []byte) []byte {
 	var p Packet
-	if e.Kind >= numKinds || !p.network(original) || !p.answerable(original) {
+	if e.Kind >= numKinds || !p.network(original) && e.Kind != ParameterProblem || !p.answerable(e.Kind, original) {
 		return nil
 	}
 	h := Header{Src: e.From, Dst: p.Src, TTL: errorTTL}
@@ -179,6 +190,9 @@ func AppendUnreachable(b []byte, e Unreachable, original []byte) []byte {
 	if p.Version == 4 {
 		proto, kind, code, room = ProtoICMP, m.type4, m.code4, maxError4-IPv4HeaderLen
 		h.TClass, h.DontFragment = errorTClass, true
+	}
+	if e.Kind == ParameterProblem {
+		code = e.Problem.Code
 	}
 	quote := original[:min(len(original), p.Length, room-ICMPHeaderLen)]
 	b = h.AppendIP(b, proto, ICMPHeaderLen+len(quote))
@@ -202,13 +216,15 @@ func (e *Unreachable) detail(p *Packet) uint32 {
 		return uint32(min(max(e.MTU, maxError6), 1<<31-1))
 	case e.Kind == ProtocolUnreachable && p.Version == 6:
 		return uint32(p.ProtoOffset)
+	case e.Kind == ParameterProblem:
+		return uint32(e.Problem.Pointer)
 	}
 	return 0
 }
 
 // answerable reports whether an ICMP error about the packet b may be sent.
-func (p *Packet) answerable(b []byte) bool {
-	if p.FragOffset != 0 || p.Version == 6 && p.Proto == ProtoNoNext {
+func (p *Packet) answerable(kind Kind, b []byte) bool {
+	if p.FragOffset != 0 && kind != ParameterProblem || p.Version == 6 && p.Proto == ProtoNoNext {
 		return false
 	}
 	if isGroup(p.Src) || isUnspecified(p.Src) || p.Src.IsLoopback() || p.Src.Is4In6() {
@@ -220,7 +236,7 @@ func (p *Packet) answerable(b []byte) bool {
 	if p.Network() != flow.ICMP {
 		return true
 	}
-	return len(b) > p.HeaderLen && p.Length > p.HeaderLen && !isError(p.Version, b[p.HeaderLen])
+	return p.FragOffset == 0 && len(b) > p.HeaderLen && p.Length > p.HeaderLen && !isError(p.Version, b[p.HeaderLen])
 }
 
 // isError reports ICMP types that are never answered by an error.
@@ -233,22 +249,6 @@ func isError(version, kind uint8) bool {
 		return true
 	}
 	return false
-}
-
-// AppendQuote appends to b the IP and UDP headers of a datagram from src to dst
-// with n bytes of payload, for an error about one that was not kept. They are
-// what a client finds its socket by; the rest is a guess. It returns nil as
-// AppendIP does.
-func AppendQuote(b []byte, src, dst netip.AddrPort, n int) []byte {
-	h := Header{Src: src.Addr(), Dst: dst.Addr(), TTL: 1, DontFragment: true}
-	b = h.AppendIP(b, ProtoUDP, UDPHeaderLen+n)
-	if b == nil {
-		return nil
-	}
-	b = binary.BigEndian.AppendUint16(b, src.Port())
-	b = binary.BigEndian.AppendUint16(b, dst.Port())
-	b = binary.BigEndian.AppendUint16(b, uint16(UDPHeaderLen+n))
-	return append(b, 0, 0)
 }
 
 // Quoted reads what the ICMP error in head, parsed as p, quotes of the packet

@@ -79,8 +79,6 @@ func TestTheKernelTakesWhatIsBuilt(t *testing.T) {
 		hears(t, conn, c.client, fragments(h)...)
 		original := append((&Header{Src: c.client, Dst: c.server, TTL: 64}).AppendUDP(nil, 5000, 53, data, false), data...)
 		refused(t, conn, c.client, AppendUnreachable(nil, Unreachable{Kind: PortUnreachable, From: c.server}, original))
-		quote := AppendQuote(nil, local, remote, len(data))
-		refused(t, conn, c.client, AppendUnreachable(nil, Unreachable{Kind: PortUnreachable, From: c.server}, quote))
 	}
 }
 

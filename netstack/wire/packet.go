@@ -86,6 +86,15 @@ type Packet struct {
 	ICMPType, ICMPCode uint8
 	EchoID, EchoSeq    uint16 // echo request and reply
 	MTU                uint32 // bytes, of fragmentation needed and packet too big
+
+	Problem Problem // of an IPv6 packet that is malformed
+}
+
+// Problem is what an ICMPv6 parameter problem tells (RFC 4443, 3.4). The zero value
+// is none: nothing, or nothing to be told.
+type Problem struct {
+	Code    uint8
+	Pointer int // offset of the byte that is not understood
 }
 
 // Network is the kind of traffic that a whole packet carries; 0 for one that the

@@ -24,7 +24,10 @@ const (
 // Packets that ask for a source route (RFC 7126, RFC 5095) are malformed here.
 func Parse(head []byte, total int, gso bool, p *Packet) (cause flow.Drop, ok bool) {
 	*p = Packet{}
-	if !p.network(head) || p.Length > total {
+	if ok := p.network(head); p.Length > total {
+		p.Problem = Problem{}
+		return flow.DropMalformed, false
+	} else if !ok {
 		return flow.DropMalformed, false
 	}
 	if p.Version == 4 && Sum(head[:p.HeaderLen], 0) != 0xffff {
@@ -122,13 +125,16 @@ func (p *Packet) ipv6(b []byte) bool {
 
 // extensions walks the chain up to the first header that is not an extension
 // header, or to the data of a fragment. A header of unknown kind ends the walk:
-// its format is unknown too (RFC 6564 has only a recommendation).
+// its format is unknown too (RFC 6564 has only a recommendation). One that is
+// understood and not accepted is a Problem and does not end it, since nothing may
+// be told about an ICMP error that is behind it.
 func (p *Packet) extensions(b []byte) bool {
 	next, at := b[6], IPv6HeaderLen
 	p.ProtoOffset = 6
 	for n := 0; isExtension(next); n++ {
-		size, ok := extension(next, b[at:], n == 0)
+		size, ok := p.extension(next, b, at)
 		if !ok || n == maxExtensions || at+size-IPv6HeaderLen > maxExtensionLen {
+			p.Problem = Problem{}
 			return false
 		}
 		if next == protoFragment {
@@ -143,7 +149,14 @@ func (p *Packet) extensions(b []byte) bool {
 		}
 	}
 	p.Proto, p.HeaderLen = next, at
-	return true
+	return p.Problem == Problem{}
+}
+
+// problem notes what is wrong with the chain; the first one counts.
+func (p *Packet) problem(code uint8, pointer int) {
+	if p.Problem == (Problem{}) {
+		p.Problem = Problem{code, pointer}
+	}
 }
 
 // isExtension leaves out the authentication header (RFC 4302): nobody here could
@@ -156,39 +169,48 @@ func isExtension(next uint8) bool {
 	return false
 }
 
-// extension checks the extension header that b begins with, and gives its size in
-// bytes. Hop-by-hop options are allowed in the first place only.
-func extension(kind uint8, b []byte, first bool) (size int, ok bool) {
-	if len(b) < 8 {
+// extension checks the extension header at an offset of the packet b, and gives
+// its size in bytes. Hop-by-hop options are allowed in the first place only: else
+// they are a header that is unknown (RFC 8200, section 4).
+func (p *Packet) extension(kind uint8, b []byte, at int) (size int, ok bool) {
+	h := b[at:]
+	if len(h) < 8 {
 		return 0, false
 	}
-	size = (int(b[1]) + 1) * 8
+	size = (int(h[1]) + 1) * 8
 	switch kind {
 	case protoFragment:
 		return fragmentHeaderLen, true // its second byte is reserved
 	case protoRouting:
-		return size, size <= len(b) && b[3] == 0 // no segments left
+		if h[3] != 0 { // segments left (RFC 8200, section 4.4)
+			p.problem(icmp6BadField, at+2)
+		}
+		return size, size <= len(h)
 	case protoHopByHop:
-		if !first {
-			return 0, false
+		if at != IPv6HeaderLen {
+			p.problem(icmp6NextHeader, p.ProtoOffset)
 		}
 	}
-	return size, size <= len(b) && optionsIPv6(b[2:size])
+	return size, size <= len(h) && p.optionsIPv6(b[:at+size], at+2)
 }
 
-// optionsIPv6 reports whether b is a well-formed list of options, none of which
-// has to be understood (RFC 8200, section 4.2): so far a jumbo payload is not.
-func optionsIPv6(b []byte) bool {
-	const pad1 = 0
-	for len(b) > 0 {
-		if b[0] == pad1 {
-			b = b[1:]
+// optionsIPv6 reports whether b, from an offset on, is a well-formed list of
+// options, none of which is to be dropped in silence for not being known (RFC
+// 8200, section 4.2); so far none is.
+func (p *Packet) optionsIPv6(b []byte, at int) bool {
+	const pad1, drop, tell = 0, 0x40, 0x80 // what the first bits of an option ask for
+	for at < len(b) {
+		if b[at] == pad1 {
+			at++
 			continue
 		}
-		if len(b) < 2 || b[0]&0xc0 != 0 || int(b[1])+2 > len(b) {
+		if len(b)-at < 2 || int(b[at+1])+2 > len(b)-at || b[at]&0xc0 == drop {
 			return false
 		}
-		b = b[int(b[1])+2:]
+		if b[at]&tell != 0 { // about multicast too or not: nobody here is a member
+			p.problem(icmp6Option, at)
+		}
+		at += int(b[at+1]) + 2
 	}
 	return true
 }
@@ -205,7 +227,25 @@ func (p *Packet) fragmentFits() bool {
 	if p.Version == 4 {
 		limit -= p.HeaderLen
 	}
-	return p.PayloadLen > 0 && p.FragOffset+p.PayloadLen <= limit && !(p.MoreFragments && p.PayloadLen%8 != 0)
+	switch {
+	case p.PayloadLen == 0:
+		return false
+	case p.FragOffset+p.PayloadLen > limit:
+		p.fragmentProblem(p.ProtoOffset + 2) // the fragment offset
+		return false
+	case p.MoreFragments && p.PayloadLen%8 != 0:
+		p.fragmentProblem(4) // the packet's length
+		return false
+	}
+	return true
+}
+
+// fragmentProblem notes what is wrong with a fragment (RFC 8200, section 4.5); over
+// IPv4 nothing is told.
+func (p *Packet) fragmentProblem(pointer int) {
+	if p.Version == 6 {
+		p.problem(icmp6BadField, pointer)
+	}
 }
 
 // transport reads what the first bytes of the transport header b tell: as many as

@@ -8,9 +8,9 @@ func explanations() map[string][]difference {
 		urgent  = "The urgent byte is carried in line, as RFC 6093 asks: its mark does not pass, nothing of the stream is lost."
 		hop     = "The kernel that diverts the traffic into the device is a hop, and the gateway is the next: a client counts one more than over plain forwarding."
 		foreign = "The gateway carries TCP, UDP and echo alone. It says so itself, instead of the server: nothing of another protocol leaves it."
-		whole   = "Fragments are put together by the gateway, and nothing is sent on until they are complete. It drops what never gets complete without telling: a sender that goes on would be told no sooner by an error."
+		whole   = "Fragments are put together by the gateway, and nothing is sent on until they are complete. What never gets complete it drops, and tells, after 30 s, over IPv6 60 s, as Linux does by default; this server waits less."
 		first   = "The server refuses a first fragment without the whole TCP header (RFC 7112). Here it never sees one: the gateway put the fragments together."
-		ends    = "Extension headers end at the gateway, which sends the server a datagram of its own. What the server would complain about is dropped and counted, and not told."
+		ends    = "Extension headers and fragments end at the gateway, which sends the server a datagram of its own. It says itself what the server would complain about."
 		code    = "The kernel forwards with one error for an unreachable route (code 0) and gives a socket of its own another (EHOSTUNREACH); the latter is all that the gateway learns, and is told as code 3. Applications see either as unreachable."
 		port0   = "Port 0 names nobody: the gateway drops such a datagram as malformed and counts it, where the server's kernel finds no listener."
 		wait    = "The gateway's stack keeps TIME_WAIT through a reset, as RFC 1337 advises; Linux ends it unless net.ipv4.tcp_rfc1337 is set."
@@ -45,10 +45,12 @@ func explanations() map[string][]difference {
 		"ICMP and the rest: ESP":                                                   protocols,
 		"ICMP and the rest: a protocol that nobody has (253)":                      protocols,
 		"Fragments and headers: fragments that never get complete":                 {{kernel: "reassembly time exceeded from the server", gateway: "nothing", why: whole}},
-		"Fragments and headers: routing header of type 0, one segment left":        {{kernel: "parameter problem 0 from the server", gateway: "nothing", why: ends}},
+		"Fragments and headers: routing header of type 0, one segment left":        {{kernel: "parameter problem 0 from the server", gateway: "parameter problem 0 from the gateway", why: ends}},
+		"Fragments and headers: a fragment of an odd size":                         {{kernel: "parameter problem 0 from the server", gateway: "parameter problem 0 from the gateway", why: ends}},
+		"Fragments and headers: a hop-by-hop header behind another":                {{kernel: "parameter problem 1 (next header) from the server", gateway: "parameter problem 1 (next header) from the gateway", why: ends}},
 		"Fragments and headers: an unknown next header behind destination options": protocols,
 		"Fragments and headers: destination options, unknown option to be reported": {
-			{kernel: "parameter problem 2 (option) from the server", gateway: "nothing", why: ends},
+			{kernel: "parameter problem 2 (option) from the server", gateway: "parameter problem 2 (option) from the gateway", why: ends},
 		},
 	}
 }
@@ -67,12 +69,11 @@ const pageNotes = `
 ## Known, and not in the table
 
 * A datagram that a rule rejects is answered as administratively prohibited; a filter of the kernel says what it is told to.
-* A client that uses the 4-tuple of a connection again within milliseconds of resetting it may be refused once; a moment later
-  it is not. One that uses a tuple in TIME_WAIT is accepted, at times by its second SYN, and also hears a reset of the old
-  connection, with numbers that are not in its window.
+* A client that uses a 4-tuple in TIME_WAIT is accepted, and also hears a reset of the old connection, with numbers that are
+  not in its window.
 * A client's reset in the same instant as the end of its handshake may reach the server as an end of file.
 * An urgent byte from the server may hold up what is behind it until the server sends more. Use no urgent data through a gateway.
 * Over IPv6, datagrams to a client are lost if they fit the device's MTU and not the LAN's: give the device no larger MTU than
   the LAN has.
-* An extension header chain that is broken is dropped; the kernel sometimes tells it as a parameter problem (0 or 2).
+* A chain of more than 8 extension headers or 512 bytes is dropped; the kernel takes longer ones.
 `

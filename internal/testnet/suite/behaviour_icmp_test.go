@@ -164,6 +164,12 @@ func headerBehaviours() []behaviour {
 		{group: g, name: "destination options, unknown option to be reported", only: six, probe: extended(destOpts, optionReported, 4, 0, 0, 0, 0)},
 		{group: g, name: "routing header, no segments left", only: six, probe: extended(routing, 0, 0, 0, 0, 0, 0)},
 		{group: g, name: "routing header of type 0, one segment left", only: six, probe: extended(routing, 0, 1, 0, 0, 0, 0)},
+		{group: g, name: "a hop-by-hop header behind another", only: six, probe: packetProbe(func(w *world) []byte {
+			return behind(behind(w.datagram(w.f.far, portEcho, "x"), hopByHop, pad...), destOpts, pad...)
+		})},
+		{group: g, name: "a fragment of an odd size", only: six, probe: packetProbe(func(w *world) []byte {
+			return fragmentOf(w.datagram(w.f.far, portEcho, strings.Repeat("x", 100)), 6, 0, 41)
+		})},
 		{group: g, name: "an extension header that ends beyond the packet", only: six, probe: packetProbe(func(w *world) []byte {
 			p := behind(w.datagram(w.f.far, portEcho, "x"), destOpts, pad...)
 			p[41] = 200

@@ -208,6 +208,14 @@ func tcpTimeWaits() []behaviour {
 			again.seq, again.flags = again.seq-1, tcpFIN|tcpACK
 			return w.exchange(w.tcp(reset), w.tcp(again))
 		}},
+		{group: g, name: "the 4-tuple is used again right behind a reset", probe: func(w *world) (string, error) {
+			h, _, err := w.open(portEcho, nil)
+			if err != nil {
+				return "", err
+			}
+			h.say(tcpRST, "") //nolint:errcheck // it is gone at worst
+			return firstOf(w, seg{sport: h.s.sport, dport: portEcho, seq: h.s.seq + 1<<20, flags: tcpSYN})
+		}},
 		{group: g, name: "the 4-tuple is used again in TIME_WAIT", probe: func(w *world) (string, error) {
 			h, err := timeWait(w)
 			if err != nil {
@@ -235,9 +243,12 @@ func accepted(w *world, s seg) (string, error) {
 	return "not accepted", nil
 }
 
-// firstOf is the first answer to a segment, whose connection is then reset.
+// firstOf is the first answer to a segment, whose connection is then reset. It is of
+// a port of its own unless s names one.
 func firstOf(w *world, s seg) (string, error) {
-	s.sport, s.seq = w.nextPort(), 1000
+	if s.sport == 0 {
+		s.sport, s.seq = w.nextPort(), 1000
+	}
 	w.wire.drain()
 	if err := w.wire.send(w.tcp(s)); err != nil {
 		return "", err

@@ -10,7 +10,7 @@ BENCH    := internal/testnet/bench
 
 FUZZTIME ?= 10s
 ROUNDS   ?= 3
-TESTS    ?= ping,tcp,tcp1500,udp,crr,mem,memudp
+TESTS    ?= ping,tcp,tcp1500,udp,udptrain,crr,mem,memudp
 PEERS    ?= kernel gatewayd pasta slirp4netns
 
 # Packages with tests that need namespaces: those that build labs, or ask for -short.

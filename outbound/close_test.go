@@ -3,6 +3,7 @@ package outbound
 import (
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -109,8 +110,14 @@ func TestSendingAndReceivingAllocateNothing(t *testing.T) {
 	ts := []flow.Train{to(dest, "x")}
 	ts[0].TClass = 4
 	send(t, l, ts...)
-	if n := testing.AllocsPerRun(500, func() { l.Send(ts) }); n != 0 {
-		t.Errorf("%v allocations for each Send", n)
+	train := append(slices.Repeat([]flow.Train{to(dest, "same")}, 40), ts...) // and another class: two messages
+	for _, gso := range []int{maxSegmentsLen, noSegmentation} {
+		l.(*link).send.sockets[1].gso = gso
+		for _, ts := range [][]flow.Train{ts, train} {
+			if n := testing.AllocsPerRun(500, func() { l.Send(ts) }); n != 0 {
+				t.Errorf("%v allocations to send %d trains", n, len(ts))
+			}
+		}
 	}
 	_ = r
 	s := &l.(*link).send.sockets[1]

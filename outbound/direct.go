@@ -69,10 +69,10 @@ type DirectConfig struct {
 
 // Direct is the outbound through the host's own sockets.
 type Direct struct {
-	c       DirectConfig
-	timers  sync.Pool // *time.Timer, of dials
-	letters sync.Pool // *letter, to send with
-	inboxes sync.Pool // *inbox, to receive with
+	c        DirectConfig
+	timers   sync.Pool // *time.Timer, of dials
+	outboxes sync.Pool // *outbox, to send with
+	inboxes  sync.Pool // *inbox, to receive with
 
 	echoLetters sync.Pool // *echoLetter, to send echo requests with
 	echoes      echoIDs

@@ -38,7 +38,8 @@ var errOnePeer = errors.New("an echo stream has one peer")
 
 // echoLetter is what a sendmsg of a request needs besides the payload.
 type echoLetter struct {
-	letter
+	envelope
+	hdr  unix.Msghdr
 	head [wire.ICMPHeaderLen]byte
 	iovs [2]unix.Iovec
 }
@@ -76,8 +77,8 @@ func (l *echoLink) sendLocked(tr *flow.Train) (moved int, err error) {
 	l.send.socket.discover(tr.DontFragment)
 	m := l.d.echoLetter()
 	defer l.d.echoLetters.Put(m)
-	m.address(netip.AddrPortFrom(l.peer, 0))
-	m.controls(0, tr.TClass, l.peer.Is4())
+	m.address(&m.hdr, netip.AddrPortFrom(l.peer, 0))
+	m.controls(&m.hdr, 0, tr.TClass, l.peer.Is4())
 	m.request(l, tr)
 	if err = l.post(m); err == nil {
 		return len(tr.Payload), nil
@@ -104,6 +105,15 @@ func (l *echoLink) post(m *echoLetter) error {
 	return m.post(fd)
 }
 
+// post is the system call.
+func (m *echoLetter) post(fd int) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
 // request writes the ICMP header. A ping socket's kernel sets id and checksum
 // itself, and so it does with the checksum of ICMPv6.
 func (m *echoLetter) request(l *echoLink, tr *flow.Train) {
@@ -122,7 +132,6 @@ func (d *Direct) echoLetter() *echoLetter {
 		return m
 	}
 	m := &echoLetter{}
-	m.hdr.Name = (*byte)(unsafe.Pointer(&m.name))
 	m.hdr.Iov = &m.iovs[0]
 	m.hdr.SetIovlen(len(m.iovs))
 	m.iovs[0].Base = &m.head[0]

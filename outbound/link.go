@@ -38,6 +38,7 @@ type link struct {
 	local     netip.AddrPort
 	allowHost bool
 	closed    atomic.Bool
+	plain     atomic.Bool // what comes in is admitted from everybody, by its address
 	recv      sync.Mutex
 
 	send struct {
@@ -46,7 +47,6 @@ type link struct {
 		allowed approved
 		peers   *peerSet
 		names   *names
-		noGSO   bool
 	}
 }
 
@@ -57,6 +57,7 @@ type socket struct {
 	open   bool
 	v4     bool
 	pmtu   pmtuMode
+	gso    int            // bytes of the largest datagrams that the kernel is asked to cut a message into
 	tooBig netip.AddrPort // whom the last datagram that was too big was for
 }
 
@@ -71,6 +72,7 @@ func (d *Direct) OpenLink(ctx context.Context, f flow.Flow, r flow.Receiver) (fl
 		return l, nil
 	}
 	l := &link{d: d, r: r, allowHost: f.AllowHost}
+	l.plain.Store(d.c.Filtering == EndpointIndependent)
 	if d.c.Filtering != EndpointIndependent {
 		l.send.peers = newPeerSet(d.c.Filtering)
 	}
@@ -130,7 +132,7 @@ func (l *link) socketLocked(v4 bool, first netip.AddrPort) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	*s = socket{l: l, fd: int32(fd), open: true, v4: v4}
+	*s = socket{l: l, fd: int32(fd), open: true, v4: v4, gso: maxSegmentsLen}
 	if err = s.bind(first); err == nil {
 		err = l.d.c.Poller.AddReader(fd, s)
 	}

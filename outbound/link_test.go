@@ -199,13 +199,22 @@ func TestEmptyDatagramsPassBothWaysInOrder(t *testing.T) {
 	}
 }
 
+// refuseSegmentation has a link's open sockets send datagrams one by one.
+func refuseSegmentation(l flow.Link) {
+	for i := range l.(*link).send.sockets {
+		l.(*link).send.sockets[i].gso = noSegmentation
+	}
+}
+
 func TestATrainArrivesAsItsDatagrams(t *testing.T) {
 	d, _ := direct(t, nil)
 	for _, noGSO := range []bool{false, true} {
 		for _, addr := range loopbacks {
 			c, dest := peer(t, addr)
 			l, _ := open(t, d, dest)
-			l.(*link).send.noGSO = noGSO
+			if noGSO {
+				refuseSegmentation(l)
+			}
 			payload := bytes.Repeat([]byte("0123456789"), 10*70)
 			send(t, l, flow.Train{Peer: flow.Destination{Addr: dest}, Payload: append(payload, "end"...), Segment: 100})
 			b := make([]byte, 65536)
@@ -241,8 +250,8 @@ func TestATrainTooLargeForSegmentationIsSentOneByOne(t *testing.T) {
 		if n, moved, err := l.Send([]flow.Train{train}); n != 1 || moved != 100 || err != nil || drops[flow.DropSendFailed].Load() != 3 {
 			t.Errorf("of three datagrams that are too big and one that is not: sent %d, %d bytes, %v, %d counted as lost", n, moved, err, drops[flow.DropSendFailed].Load())
 		}
-		if l.(*link).send.noGSO {
-			t.Error("segmentation is off for all")
+		if gso := l.(*link).send.sockets[1].gso; gso != 1999 {
+			t.Errorf("segmentation is used up to %d bytes, want 1999", gso)
 		}
 	})
 }

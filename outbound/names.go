@@ -34,6 +34,7 @@ func (l *link) namesLocked() *names {
 		n := &names{}
 		n.ctx, n.stop = context.WithCancel(context.Background())
 		l.send.names = n
+		l.plain.Store(false)
 	}
 	return l.send.names
 }
@@ -118,10 +119,11 @@ func (l *link) release(dest flow.Destination, addrs []netip.Addr, err error) {
 		if tr.Peer != dest {
 			return false
 		}
-		if err == nil {
-			_, err = l.sendLocked(&tr)
+		failed := err
+		if failed == nil {
+			_, _, failed = l.sendLocked([]flow.Train{tr})
 		}
-		if err != nil {
+		if failed != nil {
 			l.d.c.Drops.Add(flow.DropSendFailed, tr.Count())
 		}
 		return true

@@ -34,7 +34,6 @@ type association struct {
 		pinned    *Sub   // the sub-link of everything, if a rule asked for it
 		decisions []decision
 		subs      []*Sub // in the order of opening
-		scratch   [1]flow.Train
 	}
 }
 
@@ -59,27 +58,46 @@ func (d *decision) holds(gen uint64, now int64) bool {
 	return d.gen == gen && now < d.until && (d.blocked || d.sub != nil && !d.sub.over())
 }
 
-// handle carries one train. It returns false when the association is dead.
-func (a *association) handle(f flow.Flow, tr flow.Train, now int64) bool {
+// handle carries trains. It returns false when the association is dead.
+func (a *association) handle(f *flow.Flow, ts []flow.Train, now int64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.dead {
 		return false
 	}
 	a.seen.Store(now)
-	s, no := a.chooseLocked(&f, now)
-	if s == nil {
-		a.t.cfg.Drops.Add(no.cause, tr.Count())
-		a.refuse(tr, no.err)
-		return true
+	for len(ts) > 0 {
+		f.Dest = ts[0].Peer
+		s, no := a.chooseLocked(f, now)
+		if s == nil {
+			a.t.cfg.Drops.Add(no.cause, ts[0].Count())
+			a.refuse(ts[0], no.err)
+			ts = ts[1:]
+			continue
+		}
+		if s.answered.Load() && !a.proved.Load() {
+			a.prove(now)
+		}
+		a.mu.turn++
+		s.used = a.mu.turn
+		n := s.carryLocked(ts[:a.sameLocked(s, ts, now)], now)
+		ts = ts[n:]
 	}
-	if s.answered.Load() && !a.proved.Load() {
-		a.prove(now)
-	}
-	a.mu.turn++
-	s.used = a.mu.turn
-	s.carryLocked(tr, now)
 	return true
+}
+
+// sameLocked is how many trains, of which the first goes through s, go through s by
+// what is decided already.
+func (a *association) sameLocked(s *Sub, ts []flow.Train, now int64) int {
+	for i := 1; i < len(ts); i++ {
+		if ts[i].Peer == ts[i-1].Peer {
+			continue
+		}
+		if d := a.recallLocked(&ts[i].Peer); d == nil || d.sub != s || !d.holds(a.t.cfg.Gen(), now) {
+			return i
+		}
+	}
+	return len(ts)
 }
 
 // refuse tells the client why tr is not sent.

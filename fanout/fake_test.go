@@ -289,9 +289,15 @@ func udp(client, dest string) flow.Flow {
 
 func payload(s string) flow.Train { return flow.Train{Payload: []byte(s)} }
 
+// hand hands one train over.
+func (w *world) hand(f flow.Flow, tr flow.Train) {
+	tr.Peer = f.Dest
+	w.Handle(f, []flow.Train{tr})
+}
+
 // say sends one datagram and waits until everything settled.
 func (w *world) say(client, dest, text string) {
-	w.Handle(udp(client, dest), payload(text))
+	w.hand(udp(client, dest), payload(text))
 	synctest.Wait()
 }
 

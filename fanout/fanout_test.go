@@ -69,7 +69,7 @@ func TestOpeningQueuesSixteenDatagramsAndDropsTheNewest(t *testing.T) {
 		buf := []byte("  ")
 		for i := range 20 {
 			copy(buf, fmt.Sprintf("%02d", i)) // the payload is valid during the call only
-			w.Handle(udp(alice, "192.0.1.1:7"), flow.Train{Payload: buf})
+			w.hand(udp(alice, "192.0.1.1:7"), flow.Train{Payload: buf})
 		}
 		copy(buf, "!!")
 		synctest.Wait()
@@ -92,8 +92,8 @@ func TestOpeningQueuesSixteenDatagramsAndDropsTheNewest(t *testing.T) {
 func TestATrainCountsAsItsDatagramsInTheQueue(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, w *world) {
 		w.hold = make(chan struct{})
-		w.Handle(udp(alice, "192.0.1.1:7"), flow.Train{Payload: make([]byte, 40), Segment: 2})
-		w.Handle(udp(alice, "192.0.1.1:7"), payload("x"))
+		w.hand(udp(alice, "192.0.1.1:7"), flow.Train{Payload: make([]byte, 40), Segment: 2})
+		w.hand(udp(alice, "192.0.1.1:7"), payload("x"))
 		close(w.hold)
 		synctest.Wait()
 		if got := w.link(0).all(); len(got) != 1 || len(got[0]) != 32 {
@@ -170,7 +170,7 @@ func TestClientsAreToldOfEachDatagramThatIsRefusedAndOfNoOther(t *testing.T) {
 func TestNobodyIsToldOfAnOpeningThatWasEnded(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, w *world) {
 		w.hold, w.openErr = make(chan struct{}), errTest
-		w.Handle(udp(alice, "192.0.1.1:7"), payload("a"))
+		w.hand(udp(alice, "192.0.1.1:7"), payload("a"))
 		w.EndAll(flow.ErrShutdown)
 		close(w.hold)
 		synctest.Wait()
@@ -373,7 +373,7 @@ func TestFiveThousandDestinationsNeedOneSubLinkAndFewDecisions(t *testing.T) {
 		for i := range 5000 {
 			f := udp(alice, "192.0.1.1:7")
 			f.Dest.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 1, byte(i)}), uint16(1+i/256))
-			w.Handle(f, payload("x"))
+			w.hand(f, payload("x"))
 			if i%100 == 0 { // kept active
 				synctest.Wait()
 				w.say(alice, "192.0.1.1:9999", "active")

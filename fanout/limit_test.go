@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -82,7 +83,7 @@ func TestOpeningsAreBounded(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, w *world) {
 		w.hold = make(chan struct{})
 		for i := range maxOpeners + maxOpenings + 10 {
-			w.Handle(udp(fmt.Sprintf("10.%d.%d.1:1", i/200, 1+i%200), "192.0.1.1:7"), payload("x"))
+			w.hand(udp(fmt.Sprintf("10.%d.%d.1:1", i/200, 1+i%200), "192.0.1.1:7"), payload("x"))
 		}
 		synctest.Wait()
 		if n := w.drops[flow.DropFlowLimit].Load(); n != 10 {
@@ -101,7 +102,7 @@ func TestTheQueuesOfAllOpeningsAreBoundedInBytes(t *testing.T) {
 		w.hold = make(chan struct{})
 		big := make([]byte, 60000)
 		for i := range maxQueue/60000 + 5 {
-			w.Handle(udp(fmt.Sprintf("10.0.0.1:%d", 1+i), "192.0.1.1:7"), flow.Train{Payload: big})
+			w.hand(udp(fmt.Sprintf("10.0.0.1:%d", 1+i), "192.0.1.1:7"), flow.Train{Payload: big})
 		}
 		if n := w.drops[flow.DropQueueFull].Load(); n != 5 {
 			t.Errorf("%d dropped, want 5", n)
@@ -116,7 +117,7 @@ func TestEchoStreamsAndDatagramsOfOnePortAreTwoAssociations(t *testing.T) {
 		w.say(alice, "192.0.1.1:7", "a")
 		echo := udp(alice, "192.0.1.1:0")
 		echo.Network = flow.ICMP
-		w.Handle(echo, payload("b"))
+		w.hand(echo, payload("b"))
 		synctest.Wait()
 		if w.Associations() != 2 {
 			t.Errorf("%d associations, want 2", w.Associations())
@@ -132,16 +133,18 @@ func TestHandleAllocatesNothingInSteadyState(t *testing.T) {
 	w := newWorld(t, nil)
 	defer w.stop()
 	f, tr := udp(alice, "192.0.1.1:7"), payload("x")
-	w.Handle(f, tr)
+	w.hand(f, tr)
 	w.waitForLink(t)
 	l := w.link(0)
 	l.mu.Lock()
 	l.quiet = true
 	l.mu.Unlock()
 	g := udp(alice, "192.0.1.2:7")
-	w.Handle(g, tr)
-	if n := testing.AllocsPerRun(1000, func() { w.Handle(f, tr); w.Handle(g, tr) }); n != 0 {
-		t.Errorf("%v allocations for each datagram", n)
+	w.hand(g, tr)
+	ts := []flow.Train{tr, tr, tr}
+	ts[0].Peer, ts[1].Peer, ts[2].Peer = f.Dest, f.Dest, g.Dest
+	if n := testing.AllocsPerRun(1000, func() { w.Handle(f, ts) }); n != 0 {
+		t.Errorf("%v allocations for three datagrams", n)
 	}
 }
 
@@ -156,7 +159,7 @@ func TestReadersKillersAndSweepsRaceSafely(t *testing.T) {
 	for g := range 4 {
 		wg.Go(func() {
 			for i := range 3000 {
-				w.Handle(udp(fmt.Sprintf("10.0.0.%d:%d", 1+i%13, 1+i%7), fmt.Sprintf("192.0.%d.1:7", i%90)), payload("x"))
+				w.hand(udp(fmt.Sprintf("10.0.0.%d:%d", 1+i%13, 1+i%7), fmt.Sprintf("192.0.%d.1:7", i%90)), payload("x"))
 				w.mu.Lock()
 				var l *fakeLink
 				if n := len(w.links); n > 0 {
@@ -210,14 +213,20 @@ func BenchmarkHandle(b *testing.B) {
 	w := newWorld(b, nil)
 	defer w.stop()
 	f, tr := udp(alice, "192.0.1.1:7"), payload("x")
-	w.Handle(f, tr)
+	w.hand(f, tr)
 	w.waitForLink(b)
 	l := w.link(0)
 	l.mu.Lock()
 	l.quiet = true
 	l.mu.Unlock()
-	b.ReportAllocs()
-	for b.Loop() {
-		w.Handle(f, tr)
+	tr.Peer = f.Dest
+	for _, n := range []int{1, 32} {
+		ts := slices.Repeat([]flow.Train{tr}, n)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				w.Handle(f, ts)
+			}
+		})
 	}
 }

@@ -116,12 +116,11 @@ func (s *Sub) passDown() {
 // passUp sends what waited, and lets later datagrams go straight to the link.
 func (s *Sub) passUp() {
 	s.a.mu.Lock()
-	now, op, q := s.a.t.now(), s.opening, s.up
+	op, q := s.opening, s.up
 	s.dequeued(q)
 	s.up, s.opening, s.open = nil, nil, true
-	for len(q) > 0 && !s.over() {
-		s.sendLocked(q[0], now)
-		q = q[1:]
+	if !s.over() {
+		q = q[s.sendLocked(q, s.a.t.now()):]
 	}
 	s.a.mu.Unlock()
 	if len(q) > 0 {
@@ -136,13 +135,14 @@ func (s *Sub) passUp() {
 func (s *Sub) divert(op *opening, q []flow.Train, cause, told error) {
 	t := s.a.t
 	again := flow.ReasonOf(cause) == flow.Drained && t.cfg.Gen() != op.target.Gen
+	f := op.f
+	f.AllowHost = false
+	if again && s.a.handle(&f, q, t.now()) {
+		return
+	}
 	for _, tr := range q {
-		f := op.f
-		f.Dest, f.AllowHost = tr.Peer, false
-		if !again || !s.a.handle(f, tr, t.now()) {
-			s.a.refuse(tr, told)
-			t.cfg.Drops.Add(flow.DropOf(cause, flow.DropOpenFailed), tr.Count())
-		}
+		s.a.refuse(tr, told)
+		t.cfg.Drops.Add(flow.DropOf(cause, flow.DropOpenFailed), tr.Count())
 	}
 }
 

@@ -31,8 +31,8 @@ func TestWhatWaitedForADrainedVersionGoesThroughTheNewOne(t *testing.T) {
 					return o, err
 				}
 			}
-			w.Handle(udp(alice, "192.0.1.1:7"), payload("a"))
-			w.Handle(udp(alice, "192.0.1.2:7"), payload("b"))
+			w.hand(udp(alice, "192.0.1.1:7"), payload("a"))
+			w.hand(udp(alice, "192.0.1.2:7"), payload("b"))
 			synctest.Wait()
 			w.mu.Lock()
 			w.gen++

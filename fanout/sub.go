@@ -151,32 +151,41 @@ func (s *Sub) idleLocked(now int64) bool {
 	return s.open && now-s.seen.Load() >= limit
 }
 
-// carryLocked sends tr, or queues it while the sub-link opens.
-func (s *Sub) carryLocked(tr flow.Train, now int64) {
+// carryLocked sends trains, or queues them while the sub-link opens. It returns how
+// many are settled: those that follow the end of the sub-link are not.
+func (s *Sub) carryLocked(ts []flow.Train, now int64) int {
 	if s.open {
-		s.sendLocked(tr, now)
-		return
+		return s.sendLocked(ts, now)
 	}
-	s.up = s.enqueue(s.up, tr)
+	for i := range ts {
+		s.up = s.enqueue(s.up, ts[i])
+	}
+	return len(ts)
 }
 
-// sendLocked sends tr. One that fails does not count as activity: a client that
-// keeps sending does not keep a dead sub-link alive.
-func (s *Sub) sendLocked(tr flow.Train, now int64) {
-	scratch := &s.a.mu.scratch
-	scratch[0] = tr
-	_, _, err := s.opened.Link.Send(scratch[:])
-	scratch[0] = flow.Train{}
-	if err == nil {
-		s.seen.Store(now)
-		return
+// sendLocked sends trains, until one ends the sub-link, and returns how many were
+// sent or failed. One that fails does not count as activity: a client that keeps
+// sending does not keep a dead sub-link alive.
+func (s *Sub) sendLocked(ts []flow.Train, now int64) (done int) {
+	for done < len(ts) {
+		n, _, err := s.opened.Link.Send(ts[done:])
+		if n > 0 {
+			s.seen.Store(now)
+		}
+		if done += n; err == nil {
+			return done
+		}
+		failed := ts[done]
+		done++
+		s.a.t.cfg.Drops.Add(flow.DropOf(err, flow.DropSendFailed), failed.Count())
+		s.debug("sending on ", " failed: ", err)
+		s.a.refuse(failed, err)
+		if _, ok := errors.AsType[*flow.Cause](err); ok || errors.Is(err, net.ErrClosed) {
+			s.End(err)
+			return done
+		}
 	}
-	s.a.t.cfg.Drops.Add(flow.DropOf(err, flow.DropSendFailed), tr.Count())
-	s.debug("sending on ", " failed: ", err)
-	s.a.refuse(tr, err)
-	if _, ok := errors.AsType[*flow.Cause](err); ok || errors.Is(err, net.ErrClosed) {
-		s.End(err)
-	}
+	return done
 }
 
 // enqueue copies as much of tr to q as fits into it; the rest is dropped.

@@ -180,19 +180,20 @@ func New(cfg Config) (*Table, error) {
 // Associations is how many there are now.
 func (t *Table) Associations() int { return int(t.total.Load()) }
 
-// Handle carries what a client sent to f.Dest, wherever tr.Peer points. It never
-// blocks; tr.Payload is valid during the call only.
-func (t *Table) Handle(f flow.Flow, tr flow.Train) {
-	tr.Peer = f.Dest
+// Handle carries what f's client sent, each train to its Peer and in this order.
+// It never blocks; ts and their payloads are valid during the call only.
+func (t *Table) Handle(f flow.Flow, ts []flow.Train) {
 	now := t.now()
 	k := t.keyOf(&f)
 	for {
 		a, cause := t.find(k, &f, now)
 		if a == nil {
-			t.cfg.Drops.Add(cause, tr.Count())
+			for i := range ts {
+				t.cfg.Drops.Add(cause, ts[i].Count())
+			}
 			return
 		}
-		if a.handle(f, tr, now) {
+		if a.handle(&f, ts, now) {
 			return
 		}
 		// It was evicted between the look-up and the lock: make another one.

@@ -28,11 +28,17 @@ func TestDatagramsAreDeliveredWithoutAllocating(t *testing.T) {
 	ping := echoRequest(client4, serverIP4, 1, count(56), nil)
 	for _, c := range []struct {
 		name   string
-		packet []byte
-	}{{"v4", small}, {"over both views", large}, {"dropped", bad}, {"echo", ping}} {
+		packet wirePacket
+	}{
+		{"v4", wirePacket{b: small}},
+		{"over both views", wirePacket{b: large}},
+		{"dropped", wirePacket{b: bad}},
+		{"echo", wirePacket{b: ping}},
+		{"train", usoPacket(count(40 * 1200))},
+	} {
 		got := testing.AllocsPerRun(1000, func() {
 			for range 10 {
-				add(b.batch, wirePacket{c.packet, Offload{}})
+				add(b.batch, c.packet)
 			}
 			b.batch.Deliver()
 		})

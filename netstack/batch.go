@@ -24,6 +24,7 @@ type Batch struct {
 	packets [BatchSize]received
 	bufs    [2][]byte
 	runs    []run // of its packets, while they are delivered
+	burst   burst // of datagrams, as above
 }
 
 type received struct {

@@ -13,10 +13,12 @@ import (
 // addresses on the device; everybody else's answer is SendEchoReplies.
 
 // deliverEcho gives an echo request to the handler, or answers it.
-func (s *Stack) deliverEcho(head, tail []byte, p *wire.Packet) {
-	payload, whole := contiguous(head, tail, p)
-	if whole != nil {
+func (s *Stack) deliverEcho(b *Batch, head, tail []byte, p *wire.Packet) {
+	payload, second := parts(head, tail, p)
+	if len(second) > 0 {
+		whole := joined(payload, second)
 		defer whole.Release()
+		payload = whole.AsSlice()
 	}
 	t := flow.Train{
 		Peer:         flow.Destination{Addr: p.Destination()},
@@ -30,12 +32,10 @@ func (s *Stack) deliverEcho(head, tail []byte, p *wire.Packet) {
 		s.sendEchoReply(p.Source(), &t)
 		return
 	}
-	s.cfg.Handler.HandleDatagram(flow.Flow{
-		Inbound: s.cfg.Tag,
-		Network: flow.ICMP,
-		Source:  p.Source(),
-		Dest:    t.Peer,
-	}, t)
+	b.burst.add(s.cfg.Handler, &flow.Flow{Inbound: s.cfg.Tag, Network: flow.ICMP, Source: p.Source()}, &t)
+	if len(second) > 0 {
+		b.burst.flush(s.cfg.Handler)
+	}
 }
 
 // SendEchoReplies sends echo replies to a client, whose port is the echo id: each
@@ -53,10 +53,7 @@ func (s *Stack) SendEchoReplies(client netip.AddrPort, ts []flow.Train) (moved i
 // sendEchoReply sends one echo reply, and tells whether the device took it. It may
 // be about a payload in the device's batch, which it does not keep.
 func (s *Stack) sendEchoReply(client netip.AddrPort, t *flow.Train) (ok bool) {
-	h := wire.Header{
-		Src: t.Peer.Addr.Addr(), Dst: client.Addr(), TTL: replyTTL,
-		TClass: t.TClass, DontFragment: t.DontFragment, ID: s.ids.next(t.Peer.Addr.Addr(), client.Addr()),
-	}
+	h := s.replyHeader(client, t, 1)
 	b := s.builder.Get().(*udpBuilder)
 	defer s.builder.Put(b)
 	head := h.AppendEcho(b.header[:0], true, client.Port(), t.Seq, t.Payload)

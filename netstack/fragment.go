@@ -29,8 +29,8 @@ func (d *datagramIDs) init() {
 	}
 }
 
-// next is the id of a datagram.
-func (d *datagramIDs) next(src, dst netip.Addr) uint32 {
+// next is the id of the first one of n datagrams, whose ids follow each other.
+func (d *datagramIDs) next(src, dst netip.Addr, n int) uint32 {
 	if dst.Is6() {
 		return rand.Uint32()
 	}
@@ -39,7 +39,7 @@ func (d *datagramIDs) next(src, dst netip.Addr) uint32 {
 	for i := 12; i < 16; i++ {
 		h = (h^uint32(s[i]))*0x01000193 ^ uint32(t[i])<<16
 	}
-	return d.counters[h*0x9e3779b1>>24].Add(1)
+	return d.counters[h*0x9e3779b1>>24].Add(uint32(n)) - uint32(n) + 1
 }
 
 // sendFragments sends a message of proto that does not fit the MTU toward the client. head

@@ -135,24 +135,24 @@ func TestDatagramIDsDoNotRepeatSoon(t *testing.T) {
 	ids.init()
 	seen := map[uint16]bool{}
 	for range 1 << 16 {
-		seen[uint16(ids.next(dst4.Addr(), client4.Addr()))] = true
+		seen[uint16(ids.next(dst4.Addr(), client4.Addr(), 1))] = true
 	}
 	if len(seen) != 1<<16 {
 		t.Fatalf("%d ids over IPv4", len(seen))
 	}
 	// Not every pair of addresses counts with the same counter.
-	before := ids.next(dst4.Addr(), client4.Addr())
+	before := ids.next(dst4.Addr(), client4.Addr(), 1)
 	a := dst4.Addr()
 	for range 100 {
 		a = a.Next()
-		ids.next(a, client4.Addr())
+		ids.next(a, client4.Addr(), 1)
 	}
-	if n := ids.next(dst4.Addr(), client4.Addr()) - before; n > 20 {
+	if n := ids.next(dst4.Addr(), client4.Addr(), 1) - before; n > 20 {
 		t.Fatalf("%d ids went to other pairs", n)
 	}
 	var v6 []uint32
 	for range 100 {
-		v6 = append(v6, ids.next(dst6.Addr(), client6.Addr()))
+		v6 = append(v6, ids.next(dst6.Addr(), client6.Addr(), 1))
 	}
 	slices.Sort(v6)
 	if v6[99]-v6[0] < 1<<30 || len(slices.Compact(v6)) < 99 {

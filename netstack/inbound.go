@@ -30,6 +30,7 @@ func (s *Stack) deliver(b *Batch) {
 		s.deliverPacket(b, i)
 	}
 	s.deliverRuns(b)
+	b.burst.flush(s.cfg.Handler)
 }
 
 func (s *Stack) deliverPacket(b *Batch, i int) {
@@ -60,9 +61,9 @@ func (s *Stack) deliverPacket(b *Batch, i int) {
 	case p.Proto == wire.ProtoTCP:
 		s.coalesce(b, i, head, &p)
 	case p.Proto == wire.ProtoUDP:
-		s.deliverUDP(head, tail, &p, off)
+		s.deliverUDP(b, head, tail, &p, off)
 	case p.IsEchoRequest():
-		s.deliverEcho(head, tail, &p)
+		s.deliverEcho(b, head, tail, &p)
 	default: // an ICMP error
 		s.deliverError(b, i, head, &p)
 	}
@@ -166,40 +167,4 @@ func (b *Batch) take(i, n int) buffer.Buffer {
 	buf.Append(r.large) //nolint:errcheck
 	r.large = nil
 	return buf
-}
-
-// deliverUDP gives a datagram, or the train that a USO packet is, to the handler.
-func (s *Stack) deliverUDP(head, tail []byte, p *wire.Packet, off Offload) {
-	payload, whole := contiguous(head, tail, p)
-	if whole != nil {
-		defer whole.Release()
-	}
-	t := flow.Train{
-		Peer:         flow.Destination{Addr: p.Destination()},
-		Payload:      payload,
-		TClass:       p.TClass,
-		DontFragment: p.DontFragment,
-	}
-	if off.GSO == GSOUDP {
-		t.Segment = int(off.GSOSize)
-	}
-	s.cfg.Handler.HandleDatagram(flow.Flow{
-		Inbound: s.cfg.Tag,
-		Network: flow.UDP,
-		Source:  p.Source(),
-		Dest:    t.Peer,
-	}, t)
-}
-
-// contiguous is a packet's payload in one piece. One that goes on in the tail,
-// which only packets over 2 KiB have, is copied into a view, to be released.
-func contiguous(head, tail []byte, p *wire.Packet) (payload []byte, whole *buffer.View) {
-	payload = head[min(p.PayloadOffset, len(head)):min(p.PayloadOffset+p.PayloadLen, len(head))]
-	if len(payload) == p.PayloadLen {
-		return payload, nil
-	}
-	whole = buffer.NewView(p.PayloadLen)
-	whole.Write(payload)                                          //nolint:errcheck // grows as needed
-	whole.Write(tail[:min(p.PayloadLen-len(payload), len(tail))]) //nolint:errcheck
-	return whole.AsSlice(), whole
 }

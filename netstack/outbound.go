@@ -8,9 +8,17 @@ import (
 )
 
 // The way back of datagrams, on the goroutine of the outbound's receiver: build
-// the headers in a pooled buffer, then write headers and payload to the device.
+// the headers in a pooled buffer, then write headers and payload to the device. What
+// came at once and goes end to end is one USO packet, if the device takes those.
 
-const replyTTL = 64 // Linux's default; the gateway answers in the far side's name
+const (
+	replyTTL = 64 // Linux's default; the gateway answers in the far side's name
+
+	// What one USO packet holds: as many datagrams as one UDP_SEGMENT message
+	// (UDP_MAX_SEGMENTS before Linux 6.9), and what goes into an IPv4 packet.
+	maxSegments    = 64
+	maxSegmentsLen = 65535 - wire.IPv4HeaderLen - wire.UDPHeaderLen
+)
 
 // udpBuilder is room for what a packet needs beside its payload.
 type udpBuilder struct {
@@ -18,6 +26,7 @@ type udpBuilder struct {
 	icmp   [wire.MaxUnreachable]byte
 	quote  [wire.MaxUnreachable]byte // of a datagram that was not kept
 	bufs   [2][]byte
+	parts  [1 + maxSegments][]byte // of a USO packet
 }
 
 // SendDatagrams sends trains to a client, each from its Peer's address. What
@@ -25,25 +34,83 @@ type udpBuilder struct {
 // counted. It returns the bytes of payload that the device took.
 func (s *Stack) SendDatagrams(client netip.AddrPort, ts []flow.Train) (moved int) {
 	b := s.builder.Get().(*udpBuilder)
-	for i := range ts {
-		moved += s.sendTrain(b, client, &ts[i])
+	for len(ts) > 0 {
+		n := 1
+		if c := s.together(b, client, ts, &n); c.Count > 1 {
+			moved += s.sendSuper(b, client, &ts[0], c, b.parts[:1+n])
+		} else {
+			moved += s.sendTrain(b, client, &ts[0])
+		}
+		ts = ts[n:]
 	}
 	b.bufs = [2][]byte{}
 	s.builder.Put(b)
 	return moved
 }
 
-func (s *Stack) sendTrain(b *udpBuilder, client netip.AddrPort, t *flow.Train) (moved int) {
-	if t.Segment > 0 && len(t.Payload) > t.Segment && s.cfg.Device.CanUSO() && s.fits(client, t.Segment) {
-		return s.sendDatagram(b, client, t, t.Payload, t.Segment)
+// together puts the payloads that go into one USO packet into b.parts, from the
+// second on, and gives what they are and how many. Without one it is the first train's
+// alone, with a Count of 0.
+func (s *Stack) together(b *udpBuilder, client netip.AddrPort, ts []flow.Train, n *int) (c flow.Coupler) {
+	if !s.cfg.Device.CanUSO() {
+		return c
 	}
+	for i := range ts[:min(len(ts), maxSegments)] {
+		t := &ts[i]
+		if i > 0 && !t.SameWay(&ts[0]) || !c.Couple(t.Payload, t.Segment, maxSegments, maxSegmentsLen) {
+			break
+		}
+		*n = i + 1
+		b.parts[*n] = t.Payload
+	}
+	if c.Count > 1 && !s.fits(client, c.Segment) {
+		*n = 1
+		return flow.Coupler{}
+	}
+	return c
+}
+
+// sendSuper sends the datagrams of c as one USO packet, sent like t. Its parts follow
+// the first one, which is the headers' place.
+func (s *Stack) sendSuper(b *udpBuilder, client netip.AddrPort, t *flow.Train, c flow.Coupler, parts [][]byte) (moved int) {
+	h := s.replyHeader(client, t, c.Count)
+	head := h.AppendUDPPartial(b.header[:0], t.Peer.Addr.Port(), client.Port(), c.Bytes)
+	if head == nil {
+		s.cfg.Drops.Add(flow.DropMalformed, c.Count)
+		return 0
+	}
+	off := partialUDP(head)
+	off.GSO, off.GSOSize, off.HdrLen = GSOUDP, uint16(c.Segment), uint16(len(head))
+	parts[0] = head
+	if s.write(hashOf(client), parts, off, c.Count) {
+		moved = c.Bytes
+	}
+	clear(parts)
+	return moved
+}
+
+// replyHeader is the IP header of n datagrams to a client.
+func (s *Stack) replyHeader(client netip.AddrPort, t *flow.Train, n int) wire.Header {
+	return wire.Header{
+		Src: t.Peer.Addr.Addr(), Dst: client.Addr(), TTL: replyTTL,
+		TClass: t.TClass, DontFragment: t.DontFragment, ID: s.ids.next(t.Peer.Addr.Addr(), client.Addr(), n),
+	}
+}
+
+// partialUDP is the offload of a packet whose UDP checksum is the pseudo header's sum.
+func partialUDP(head []byte) Offload {
+	return Offload{Flags: OffloadNeedsCsum, CsumStart: uint16(len(head) - wire.UDPHeaderLen), CsumOffset: 6}
+}
+
+// sendTrain sends the datagrams of a train one by one.
+func (s *Stack) sendTrain(b *udpBuilder, client netip.AddrPort, t *flow.Train) (moved int) {
 	rest, n := t.Payload, t.Count()
 	for range n {
 		size := len(rest)
 		if n > 1 {
 			size = min(size, t.Segment)
 		}
-		moved += s.sendDatagram(b, client, t, rest[:size], 0)
+		moved += s.sendDatagram(b, client, t, rest[:size])
 		rest = rest[size:]
 	}
 	return moved
@@ -59,19 +126,15 @@ func (s *Stack) fits(client netip.AddrPort, n int) bool {
 	return header+n <= s.mtu(client.Addr())
 }
 
-// sendDatagram sends one datagram, or with segment > 0 several as one USO packet,
-// and tells how many bytes of payload the device took: all or none.
-func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train, payload []byte, segment int) (moved int) {
-	what := flow.Train{Payload: payload, Segment: segment}
-	h := wire.Header{
-		Src: t.Peer.Addr.Addr(), Dst: client.Addr(), TTL: replyTTL,
-		TClass: t.TClass, DontFragment: t.DontFragment, ID: s.ids.next(t.Peer.Addr.Addr(), client.Addr()),
-	}
-	fits := segment > 0 || s.fits(client, len(payload))
-	partial := segment > 0 || fits && s.cfg.Device.CanGSO()
+// sendDatagram sends one datagram, and tells how many bytes of payload the device
+// took: all or none.
+func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train, payload []byte) (moved int) {
+	h := s.replyHeader(client, t, 1)
+	fits := s.fits(client, len(payload))
+	partial := fits && s.cfg.Device.CanGSO()
 	head := h.AppendUDP(b.header[:0], t.Peer.Addr.Port(), client.Port(), payload, partial)
 	if head == nil {
-		s.cfg.Drops.Add(flow.DropMalformed, what.Count())
+		s.cfg.Drops.Add(flow.DropMalformed, 1)
 		return 0
 	}
 	if !fits {
@@ -82,13 +145,10 @@ func (s *Stack) sendDatagram(b *udpBuilder, client netip.AddrPort, t *flow.Train
 	}
 	var off Offload
 	if partial {
-		off = Offload{Flags: OffloadNeedsCsum, CsumStart: uint16(len(head) - wire.UDPHeaderLen), CsumOffset: 6}
-	}
-	if segment > 0 {
-		off.GSO, off.GSOSize, off.HdrLen = GSOUDP, uint16(segment), uint16(len(head))
+		off = partialUDP(head)
 	}
 	b.bufs = [2][]byte{head, payload}
-	if s.write(hashOf(client), b.bufs[:], off, what.Count()) {
+	if s.write(hashOf(client), b.bufs[:], off, 1) {
 		moved = len(payload)
 	}
 	return moved

@@ -106,8 +106,13 @@ type bed struct {
 	udp    func(f flow.Flow, t flow.Train)
 }
 
-func (b *bed) HandleTCP(p *Pending)                     { b.handle(p) }
-func (b *bed) HandleDatagram(f flow.Flow, t flow.Train) { b.udp(f, t) }
+func (b *bed) HandleTCP(p *Pending) { b.handle(p) }
+func (b *bed) HandleDatagrams(f flow.Flow, ts []flow.Train) {
+	for i := range ts {
+		f.Dest = ts[i].Peer
+		b.udp(f, ts[i])
+	}
+}
 
 var (
 	clientIP4 = netip.MustParseAddr("10.0.0.2")

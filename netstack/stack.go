@@ -26,9 +26,11 @@ type Handler interface {
 	// HandleTCP decides about a client's SYN, on a goroutine of its own. It must
 	// end with p.Accept or p.Refuse, and may block for as long as p.Context lives.
 	HandleTCP(p *Pending)
-	// HandleDatagram gets a UDP datagram, or a train of them, on the goroutine
-	// that reads the device. It must not block; t.Payload is valid during the call.
-	HandleDatagram(f flow.Flow, t flow.Train)
+	// HandleDatagrams gets what f.Source sent one after the other, UDP datagrams and
+	// trains of them or echo requests, each for its Peer; f has no Dest. It is called
+	// on the goroutine that reads the device and must not block. Trains and their
+	// payloads are valid during the call.
+	HandleDatagrams(f flow.Flow, ts []flow.Train)
 }
 
 // Keepalive is how a silent TCP client is probed.

@@ -62,8 +62,13 @@ type tapBed struct {
 	conns chan *Conn // what the default tcp accepted
 }
 
-func (b *tapBed) HandleTCP(p *Pending)                     { b.tcp(p) }
-func (b *tapBed) HandleDatagram(f flow.Flow, t flow.Train) { b.udp(f, t) }
+func (b *tapBed) HandleTCP(p *Pending) { b.tcp(p) }
+func (b *tapBed) HandleDatagrams(f flow.Flow, ts []flow.Train) {
+	for i := range ts {
+		f.Dest = ts[i].Peer
+		b.udp(f, ts[i])
+	}
+}
 
 func newTapBed(t *testing.T, change func(*Config, *tap)) *tapBed {
 	t.Helper()

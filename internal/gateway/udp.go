@@ -12,8 +12,8 @@ import (
 	"gatewayd/route"
 )
 
-// HandleDatagram runs on the goroutine that reads the device.
-func (in *inbound) HandleDatagram(f flow.Flow, t flow.Train) { in.udp.Handle(f, t) }
+// HandleDatagrams runs on the goroutine that reads the device.
+func (in *inbound) HandleDatagrams(f flow.Flow, ts []flow.Train) { in.udp.Handle(f, ts) }
 
 func (in *inbound) fanoutConfig(cfg *config.Config) fanout.Config {
 	return fanout.Config{

@@ -101,25 +101,39 @@ func (h *Header) AppendUDP(b []byte, srcPort, dstPort uint16, payload []byte, pa
 	return h.AppendUDPHeader(b, srcPort, dstPort, payload, partial)
 }
 
+// AppendUDPPartial is AppendUDP with partial for n bytes of payload, wherever they are.
+func (h *Header) AppendUDPPartial(b []byte, srcPort, dstPort uint16, n int) []byte {
+	b = h.AppendIP(b, ProtoUDP, UDPHeaderLen+n)
+	if b == nil {
+		return nil
+	}
+	return h.appendUDPHeader(b, srcPort, dstPort, n)
+}
+
 // AppendUDPHeader appends the UDP header alone, for a datagram that is going to
 // be fragmented: the first fragment carries it. The payload has at most 65,527
 // bytes, and the addresses are of one family.
 func (h *Header) AppendUDPHeader(b []byte, srcPort, dstPort uint16, payload []byte, partial bool) []byte {
 	start := len(b)
-	size := UDPHeaderLen + len(payload)
-	b = binary.BigEndian.AppendUint16(b, srcPort)
-	b = binary.BigEndian.AppendUint16(b, dstPort)
-	b = binary.BigEndian.AppendUint16(b, uint16(size))
-	b = append(b, 0, 0)
-	sum := PseudoSum(h.Src.Unmap(), h.Dst.Unmap(), ProtoUDP, size)
-	if !partial {
-		sum = ^SumTwo(b[start:], payload, sum)
-		if sum == 0 { // which would mean that there is no checksum
-			sum = 0xffff
-		}
+	b = h.appendUDPHeader(b, srcPort, dstPort, len(payload))
+	if partial {
+		return b
+	}
+	sum := ^SumTwo(b[start:], payload, 0) // of the pseudo header's sum too, which is in the checksum's place
+	if sum == 0 {                         // which would mean that there is no checksum
+		sum = 0xffff
 	}
 	binary.BigEndian.PutUint16(b[start+6:], sum)
 	return b
+}
+
+// appendUDPHeader appends the UDP header for n bytes, with the pseudo header's sum.
+func (h *Header) appendUDPHeader(b []byte, srcPort, dstPort uint16, n int) []byte {
+	size := UDPHeaderLen + n
+	b = binary.BigEndian.AppendUint16(b, srcPort)
+	b = binary.BigEndian.AppendUint16(b, dstPort)
+	b = binary.BigEndian.AppendUint16(b, uint16(size))
+	return binary.BigEndian.AppendUint16(b, PseudoSum(h.Src.Unmap(), h.Dst.Unmap(), ProtoUDP, size))
 }
 
 // AppendEcho appends to b the IP and ICMP headers of an echo request, or reply,

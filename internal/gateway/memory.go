@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
 	"time"
 )
@@ -21,26 +22,35 @@ const (
 func (g *Gateway) freeAfterRush(ctx context.Context) error {
 	tick := time.NewTicker(memoryLook)
 	defer tick.Stop()
-	peak := 0
+	var r rushes
 	for {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return nil
 		}
-		var over bool
-		if peak, over = rushed(peak, g.held()); over {
+		if r.over(g.held()) {
+			runtime.GC() // what pools hold outlives one collection
 			debug.FreeOSMemory()
 		}
 	}
 }
 
-// rushed is the peak to go on with, and whether a rush is over.
-func rushed(peak, held int) (int, bool) {
-	if peak < rush || held > peak/rushOver {
-		return max(peak, held), false
+// rushes is what was seen of how much is held: the most since the last rush, and
+// the last.
+type rushes struct{ peak, last int }
+
+// over reports that a rush is over: little of it is left, and that goes no more.
+// What still goes would be free space between what stays, in pages that stay too.
+func (r *rushes) over(held int) bool {
+	settled := held >= r.last
+	r.last = held
+	if r.peak < rush || held > r.peak/rushOver || !settled {
+		r.peak = max(r.peak, held)
+		return false
 	}
-	return held, true
+	r.peak = held
+	return true
 }
 
 // held is how much the gateway holds that costs memory: flows, dials, associations.

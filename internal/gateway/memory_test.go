@@ -2,18 +2,31 @@ package gateway
 
 import "testing"
 
-func TestARushIsOverOnceWhenLittleOfItIsLeft(t *testing.T) {
-	peak, times := 0, 0
-	for _, held := range []int{0, 100, 0, 400, 2000, 900, 501, 400, 100, 0, 0, 600, 150, 0} {
-		var over bool
-		if peak, over = rushed(peak, held); over {
-			times++
-			if held != 400 && held != 150 {
-				t.Errorf("over with %d left", held)
-			}
+func TestARushIsOverOnceWhenLittleOfItIsLeftAndThatGoesNoMore(t *testing.T) {
+	var r rushes
+	for i, look := range []struct {
+		held int
+		over bool
+	}{
+		{0, false},
+		{100, false},
+		{100, false}, // never was a rush
+		{400, false},
+		{2000, false},
+		{900, false},
+		{900, false}, // much is left
+		{400, false}, // little, but it goes
+		{100, false},
+		{0, false},
+		{0, true},
+		{0, false}, // once
+		{600, false},
+		{140, false},
+		{149, true}, // little, among it what came meanwhile
+		{149, false},
+	} {
+		if over := r.over(look.held); over != look.over {
+			t.Errorf("look %d: over is %v with %d held", i, over, look.held)
 		}
-	}
-	if times != 2 {
-		t.Errorf("over %d times, want twice", times)
 	}
 }

@@ -36,12 +36,12 @@ const (
 
 var errDisplaced = &flow.Cause{Reason: flow.Evicted, Text: "the attempt made room for another source's"}
 
-// admitLocked takes a place for p, or tells the cause to drop its SYN for.
-func (t *pendingTable) admitLocked(p *Pending, now time.Time) (cause flow.Drop, ok bool) {
-	src := p.tuple.client.Addr()
+// admitLocked takes a place for an attempt of src, which may be trusted, or tells
+// the cause to drop its SYN for.
+func (t *pendingTable) admitLocked(src netip.Addr, now time.Time) (trusted bool, cause flow.Drop, ok bool) {
 	a := &t.admission
 	if !a.rates.Allow(src, now) {
-		return flow.DropSYNRate, false
+		return false, flow.DropSYNRate, false
 	}
 	refused := a.shares.Take(src)
 	if refused == admit.ByNetwork || refused == admit.ByAll {
@@ -49,8 +49,7 @@ func (t *pendingTable) admitLocked(p *Pending, now time.Time) (cause flow.Drop, 
 			refused = a.shares.Take(src)
 		}
 	}
-	p.trusted = a.rates.Trusted(src, now)
-	return flow.DropSYNLimit, refused == admit.Admitted
+	return a.rates.Trusted(src, now), flow.DropSYNLimit, refused == admit.Admitted
 }
 
 // displaceLocked ends the attempt of whoever has most of them among a few, if

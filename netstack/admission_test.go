@@ -17,7 +17,7 @@ func TestDialsAreLimitedPerSourceWithTheCauseCounted(t *testing.T) {
 	first := attempt(source1, 1, 0)
 	wantSYN(t, outcome(tab, first, epoch), synNew)
 	wantSYN(t, outcome(tab, attempt(source1, 2, 0), epoch), synNew)
-	if got, cause := tab.syn(attempt(source1, 3, 0), epoch); got != synRefused || cause != flow.DropSYNLimit {
+	if got, cause := ask(tab, attempt(source1, 3, 0), epoch); got != synRefused || cause != flow.DropSYNLimit {
 		t.Fatalf("the third SYN is %d with cause %s", got, cause)
 	}
 	wantSYN(t, outcome(tab, attempt(source2, 1, 0), epoch), synNew)
@@ -105,7 +105,7 @@ func TestARateIsMetWithItsOwnCauseAndHandshakesPayItBack(t *testing.T) {
 	for i := range 5 {
 		wantSYN(t, outcome(tab, attempt(source1, uint16(10+i), 0), epoch), synNew)
 	}
-	if got, cause := tab.syn(attempt(source1, 20, 0), epoch); got != synRefused || cause != flow.DropSYNRate {
+	if got, cause := ask(tab, attempt(source1, 20, 0), epoch); got != synRefused || cause != flow.DropSYNRate {
 		t.Fatalf("the SYN is %d with cause %s", got, cause)
 	}
 	wantSYN(t, outcome(tab, attempt(source2, 1, 0), epoch), synNew)
@@ -199,10 +199,10 @@ func TestARefusedSYNAllocatesNothingInTheTable(t *testing.T) {
 	tab := newTable(64, 4)
 	tab.admission.rates = admit.Rates{Address: admit.Rate{PerSecond: 1, Burst: 1000}, Network: admit.Rate{PerSecond: 1, Burst: 1000}}
 	for i := range 4 {
-		tab.syn(attempt(source1, uint16(i), 0), epoch)
+		ask(tab, attempt(source1, uint16(i), 0), epoch)
 	}
 	p := attempt(source1, 9, 0)
-	if n := testing.AllocsPerRun(100, func() { tab.syn(p, epoch) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { ask(tab, p, epoch) }); n != 0 {
 		t.Fatalf("%v allocations", n)
 	}
 }

@@ -5,12 +5,14 @@ package netstack
 import (
 	"context"
 	"io"
+	"net/netip"
 	"testing"
 
 	"github.com/sagernet/gvisor/pkg/tcpip"
 	"github.com/sagernet/gvisor/pkg/tcpip/stack"
 
 	"gatewayd/flow"
+	"gatewayd/internal/admit"
 	"gatewayd/netstack/wire"
 )
 
@@ -105,6 +107,36 @@ func TestSegmentsAreJoinedWithoutAllocating(t *testing.T) {
 	})
 	if n > 0 {
 		t.Errorf("%v allocations for %d segments", n, len(packets))
+	}
+}
+
+// refusedSYNAllocs bounds what a SYN costs that a limit refuses: gVisor's hold on
+// the address that it came to, and none of ours.
+const refusedSYNAllocs = 1
+
+func TestASYNThatIsRefusedCostsNoAllocationOfOurs(t *testing.T) {
+	b := newTapBed(t, func(c *Config, _ *tap) { c.SYNs.All = admit.Rate{PerSecond: 1, Burst: 1} })
+	b.tcp = func(p *Pending) { p.Refuse(flow.VerdictSilent) }
+	syns := make([][]byte, 1100)
+	for i := range syns {
+		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 1}), 40000)
+		syns[i] = segment{src: src, dst: dst4, flags: wire.SYN}.packet()
+	}
+	add := func(packet []byte) {
+		add(b.batch, wirePacket{packet, Offload{}})
+		b.batch.Deliver()
+	}
+	add(syns[0])
+	i := 0
+	n := testing.AllocsPerRun(1000, func() {
+		i++
+		add(syns[i])
+	})
+	if refused := b.drops[flow.DropSYNRate].Load(); refused < 1000 {
+		t.Fatalf("%d SYNs were refused", refused)
+	}
+	if n > refusedSYNAllocs {
+		t.Errorf("%v allocations", n)
 	}
 }
 

@@ -43,25 +43,27 @@ const (
 	synRefused                   // over a limit, the cause tells which
 )
 
-// syn registers p, or finds that its tuple is known already.
-func (t *pendingTable) syn(p *Pending, now time.Time) (synResult, flow.Drop) {
+// syn registers what begin makes of a new attempt, or finds that tp is known
+// already. Only what is admitted costs an allocation: of a flood, little is.
+func (t *pendingTable) syn(tp tuple, isn uint32, now time.Time, begin func() *Pending) (synResult, flow.Drop) {
 	t.mu.Lock()
-	old := t.byTuple[p.tuple]
-	if old != nil && old.isn == p.isn {
-		old.gap, old.seen = max(old.gap, now.Sub(old.seen)), now // a copy of a SYN is no shorter gap
-		t.mu.Unlock()
-		return synRepeated, 0
-	}
 	defer t.mu.Unlock()
-	if old != nil { // another ISN: the client began anew, its next SYN is taken
+	old := t.byTuple[tp]
+	switch {
+	case old != nil && old.isn == isn:
+		old.gap, old.seen = max(old.gap, now.Sub(old.seen)), now // a copy of a SYN is no shorter gap
+		return synRepeated, 0
+	case old != nil: // the client began anew, its next SYN is taken
 		old.cancel(errGaveUp)
 		return synRepeated, 0
 	}
-	if cause, ok := t.admitLocked(p, now); !ok {
+	trusted, cause, ok := t.admitLocked(tp.client.Addr(), now)
+	if !ok {
 		return synRefused, cause
 	}
-	p.seen, p.gap = now, firstSYNGap
-	t.byTuple[p.tuple] = p
+	p := begin()
+	p.trusted, p.seen, p.gap = trusted, now, firstSYNGap
+	t.byTuple[tp] = p
 	return synNew, 0
 }
 

@@ -50,7 +50,7 @@ func TestARepeatedSYNBelongsToItsAttempt(t *testing.T) {
 func TestASYNWithAnotherSequenceNumberCancels(t *testing.T) {
 	tab := newTable(0, 0)
 	p := attempt(source1, 1, 7)
-	tab.syn(p, epoch)
+	ask(tab, p, epoch)
 	wantSYN(t, outcome(tab, attempt(source1, 1, 8), epoch), synRepeated)
 	wantGaveUp(t, p)
 	if tab.len() != 1 {
@@ -70,8 +70,8 @@ func wantGaveUp(t *testing.T, p *Pending) {
 func TestAResetCancelsItsOwnAttemptOnly(t *testing.T) {
 	tab := newTable(0, 0)
 	p, other := attempt(source1, 1, 7), attempt(source1, 2, 7)
-	tab.syn(p, epoch)
-	tab.syn(other, epoch)
+	ask(tab, p, epoch)
+	ask(tab, other, epoch)
 	if tab.reset(tuple{p.tuple.client, dst6}, 8) || tab.reset(p.tuple, 9) || tab.reset(p.tuple, 6) {
 		t.Fatal("a reset of somebody else, or from out of the blue, was taken")
 	}
@@ -86,9 +86,9 @@ func TestAResetCancelsItsOwnAttemptOnly(t *testing.T) {
 func TestACopyOfASYNDoesNotShortenItsClientsPatience(t *testing.T) {
 	tab := newTable(0, 0)
 	p := attempt(source1, 1, 7)
-	tab.syn(p, epoch)
+	ask(tab, p, epoch)
 	for _, after := range []time.Duration{time.Millisecond, time.Second, time.Second + time.Millisecond} {
-		tab.syn(attempt(source1, 1, 7), epoch.Add(after))
+		ask(tab, attempt(source1, 1, 7), epoch.Add(after))
 	}
 	tab.cancelSilent(epoch.Add(4 * time.Second))
 	if p.ctx.Err() != nil {
@@ -101,7 +101,7 @@ func TestACopyOfASYNDoesNotShortenItsClientsPatience(t *testing.T) {
 func TestAnAttemptThatIsBeingAcceptedIsNotSilent(t *testing.T) {
 	tab := newTable(0, 0)
 	p := attempt(source1, 1, 7)
-	tab.syn(p, time.Now())
+	ask(tab, p, time.Now())
 	tab.accepting(p)
 	tab.cancelSilent(time.Now().Add(acceptTimeout))
 	if p.ctx.Err() != nil {
@@ -124,12 +124,12 @@ func TestSilenceOfTwiceTheLastGapAndASecondCancels(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			tab := newTable(0, 0)
 			p := attempt(source1, 1, 7)
-			tab.syn(p, epoch)
+			ask(tab, p, epoch)
 			last := epoch
 			for _, after := range c.syns {
 				last = epoch.Add(after)
 				tab.cancelSilent(last)
-				tab.syn(attempt(source1, 1, 7), last)
+				ask(tab, attempt(source1, 1, 7), last)
 			}
 			tab.cancelSilent(last.Add(c.end))
 			if p.ctx.Err() != nil {
@@ -146,7 +146,7 @@ func TestCancellingAllCancelsEachWithTheCause(t *testing.T) {
 	var ps []*Pending
 	for i := range 10 {
 		ps = append(ps, attempt(source1, uint16(i), 0))
-		tab.syn(ps[i], epoch)
+		ask(tab, ps[i], epoch)
 	}
 	tab.cancelAll(flow.ErrShutdown)
 	for _, p := range ps {
@@ -157,7 +157,12 @@ func TestCancellingAllCancelsEachWithTheCause(t *testing.T) {
 }
 
 // outcome is what becomes of p's SYN.
+// ask asks the table for an attempt that was made already.
+func ask(tab *pendingTable, p *Pending, now time.Time) (synResult, flow.Drop) {
+	return tab.syn(p.tuple, p.isn, now, func() *Pending { return p })
+}
+
 func outcome(tab *pendingTable, p *Pending, now time.Time) synResult {
-	result, _ := tab.syn(p, now)
+	result, _ := ask(tab, p, now)
 	return result
 }

@@ -182,6 +182,13 @@ func (s *Stack) Pending() int { return s.pending.len() }
 // CancelPending ends every dial in progress with cause.
 func (s *Stack) CancelPending(cause error) { s.pending.cancelAll(cause) }
 
+func addressOf(a netip.Addr) tcpip.Address {
+	if a.Is4() {
+		return tcpip.AddrFrom4(a.As4())
+	}
+	return tcpip.AddrFrom16(a.As16())
+}
+
 func addrOf(a tcpip.Address) netip.Addr {
 	ip, _ := netip.AddrFromSlice(a.AsSlice())
 	return ip.Unmap()

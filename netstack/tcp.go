@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sagernet/gvisor/pkg/tcpip"
@@ -37,17 +38,20 @@ func (s *Stack) handleSegment(fw *tcp.Forwarder, id stack.TransportEndpointID, p
 	case !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck):
 		return false // gVisor answers with a reset
 	}
-	p := &Pending{stack: s, tuple: tp, isn: h.SequenceNumber()}
-	p.ctx, p.stop = context.WithCancelCause(context.Background())
-	switch result, cause := s.pending.syn(p, time.Now()); result {
+	var p *Pending
+	result, cause := s.pending.syn(tp, h.SequenceNumber(), time.Now(), func() *Pending {
+		p = &Pending{stack: s, tuple: tp, isn: h.SequenceNumber()}
+		p.ctx, p.stop = context.WithCancelCause(context.Background())
+		p.syn = slices.Concat(pkt.NetworkHeader().Slice(), h)
+		return p
+	})
+	switch result {
 	case synRefused:
 		s.cfg.Drops.Add(cause, 1)
 		return true
 	case synRepeated:
 		return true
 	}
-	p.syn = append(p.syn, pkt.NetworkHeader().Slice()...)
-	p.syn = append(p.syn, h...)
 	if !fw.HandlePacket(id, pkt) {
 		s.pending.remove(p)
 		s.cfg.Drops.Add(flow.DropMalformed, 1)
@@ -58,9 +62,9 @@ func (s *Stack) handleSegment(fw *tcp.Forwarder, id stack.TransportEndpointID, p
 // endpoint is gVisor's end of a connection or handshake, nil if there is none.
 func (s *Stack) endpoint(tp tuple) *tcp.Endpoint {
 	id := stack.TransportEndpointID{
-		LocalAddress:  tcpip.AddrFromSlice(tp.dest.Addr().AsSlice()),
+		LocalAddress:  addressOf(tp.dest.Addr()),
 		LocalPort:     tp.dest.Port(),
-		RemoteAddress: tcpip.AddrFromSlice(tp.client.Addr().AsSlice()),
+		RemoteAddress: addressOf(tp.client.Addr()),
 		RemotePort:    tp.client.Port(),
 	}
 	proto := header.IPv4ProtocolNumber

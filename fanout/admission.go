@@ -30,6 +30,13 @@ func (t *Table) mayOpen(source netip.Addr, now int64) bool {
 	return t.opens.rates.Allow(source, t.timeOf(now))
 }
 
+// forget gives back memory of what is over.
+func (o *opens) forget(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.rates.Forget(now)
+}
+
 // prove notes that an association's client is real.
 func (a *association) prove(now int64) {
 	a.proved.Store(true)

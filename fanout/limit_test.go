@@ -2,6 +2,8 @@ package fanout
 
 import (
 	"fmt"
+	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -25,6 +27,40 @@ func TestAssociationsAreCappedPerSourceByIdleness(t *testing.T) {
 		}
 		if n := w.drops[flow.DropFlowLimit].Load(); n != 1 || w.Associations() != 4 {
 			t.Errorf("%d counted, %d associations", n, w.Associations())
+		}
+	})
+}
+
+func TestRoomForManyAssociationsIsGivenBack(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, w *world) {
+		w.route = func(f flow.Flow) Target {
+			return Target{Outbound: 1, Name: "out1@v1", Blocked: f.Source.Port() != 1000}
+		}
+		w.say(alice, "192.0.1.1:7", "x")
+		f, ts := udp(alice, "192.0.1.1:7"), []flow.Train{payload("x")}
+		for i := range 32 * 256 {
+			f.Source = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 1)
+			w.Handle(f, ts)
+		}
+		var grown [shards][2]uintptr
+		rooms := func(sh *shard) [2]uintptr {
+			return [2]uintptr{reflect.ValueOf(sh.byKey).Pointer(), reflect.ValueOf(sh.sources).Pointer()}
+		}
+		for i := range w.shards {
+			grown[i] = rooms(&w.shards[i])
+		}
+		wait(emptyIdle + 2*time.Second)
+		if n := w.Associations(); n != 1 {
+			t.Fatalf("%d associations are left, want alice's", n)
+		}
+		for i := range w.shards {
+			if now := rooms(&w.shards[i]); now[0] == grown[i][0] || now[1] == grown[i][1] {
+				t.Errorf("shard %d keeps its room", i)
+			}
+		}
+		w.say(alice, "192.0.1.1:7", "y")
+		if w.opened() != 1 {
+			t.Error("alice's association is lost")
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gatewayd/flow"
+	"gatewayd/internal/shrink"
 )
 
 // emptyIdle is how long an association without sub-links stays, since nothing
@@ -104,8 +105,11 @@ func (t *Table) sweep(now int64) {
 				t.total.Add(-1)
 			}
 		}
+		sh.byKey = shrink.Map(sh.byKey, &sh.peaks.byKey)
+		sh.sources = shrink.Map(sh.sources, &sh.peaks.sources)
 		sh.mu.Unlock()
 	}
+	t.opens.forget(t.timeOf(now))
 }
 
 // sweep ends idle sub-links, and reports whether the association is dead now. It

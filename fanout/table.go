@@ -128,6 +128,7 @@ type shard struct {
 	mu      sync.Mutex
 	byKey   map[key]*association
 	sources map[key]*source
+	peaks   struct{ byKey, sources int } // of these
 }
 
 // source lists the associations of one source address.

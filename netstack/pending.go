@@ -8,6 +8,7 @@ import (
 
 	"gatewayd/flow"
 	"gatewayd/internal/admit"
+	"gatewayd/internal/shrink"
 )
 
 // pendingTable holds the connection attempts that no endpoint exists for yet:
@@ -16,6 +17,7 @@ import (
 type pendingTable struct {
 	mu        sync.Mutex // guards what follows, and the fields of each Pending that say so
 	byTuple   map[tuple]*Pending
+	peak      int // of byTuple
 	admission admission
 }
 
@@ -101,6 +103,7 @@ func (t *pendingTable) remove(p *Pending) {
 		return
 	}
 	delete(t.byTuple, p.tuple)
+	t.byTuple = shrink.Map(t.byTuple, &t.peak)
 	t.leaveLocked(p)
 }
 
@@ -132,6 +135,7 @@ func (t *pendingTable) cancelSilent(now time.Time) {
 			p.cancel(errGaveUp)
 		}
 	}
+	t.admission.rates.Forget(now)
 }
 
 func (t *pendingTable) cancelAll(cause error) {

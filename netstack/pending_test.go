@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -157,6 +158,22 @@ func TestCancellingAllCancelsEachWithTheCause(t *testing.T) {
 }
 
 // outcome is what becomes of p's SYN.
+func TestRoomForManyAttemptsIsGivenBack(t *testing.T) {
+	tab := newTable(0, 0)
+	var ps []*Pending
+	for port := range 4096 {
+		ps = append(ps, attempt(source1, uint16(port), 0))
+		ask(tab, ps[port], epoch)
+	}
+	grown := reflect.ValueOf(tab.byTuple).Pointer()
+	for _, p := range ps[1:] {
+		tab.remove(p)
+	}
+	if reflect.ValueOf(tab.byTuple).Pointer() == grown || tab.get(ps[0].tuple) != ps[0] {
+		t.Fatalf("there is room for %d, and the one that is left is lost: %v", len(ps), tab.get(ps[0].tuple) == nil)
+	}
+}
+
 // ask asks the table for an attempt that was made already.
 func ask(tab *pendingTable, p *Pending, now time.Time) (synResult, flow.Drop) {
 	return tab.syn(p.tuple, p.isn, now, func() *Pending { return p })

@@ -3,6 +3,7 @@ package admit
 import (
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -131,15 +132,18 @@ func TestSharesEqualAPlainList(t *testing.T) {
 func TestRoomForManySourcesIsGivenBack(t *testing.T) {
 	var s Shares
 	var as []netip.Addr
-	for i := range 2 * keepRoom {
+	for i := range 4096 {
 		as = append(as, netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}))
 		s.Take(as[i])
 	}
+	honest := addr("10.255.0.1")
+	s.Take(honest)
+	grown := reflect.ValueOf(s.held).Pointer()
 	for _, a := range as {
 		s.Give(a)
 	}
-	if s.held != nil {
-		t.Fatal("the table of sources stays")
+	if reflect.ValueOf(s.held).Pointer() == grown || s.Held(honest) != 1 {
+		t.Fatalf("there is room for %d sources, the one that is left holds %d", len(as), s.Held(honest))
 	}
 }
 
@@ -211,6 +215,34 @@ func TestWhatIsRememberedOfSourcesIsBoundedAndTrustOutlivesAFlood(t *testing.T) 
 	}
 	if !r.Trusted(honest, epoch) {
 		t.Fatal("the flood made it forget an honest client")
+	}
+}
+
+func TestRatesForgetAFloodOnceItIsOverButNotTrustNorDebt(t *testing.T) {
+	r := Rates{Address: Rate{1, 10}, Network: Rate{10, 10}, All: Rate{2 * fewEntries, 3 * fewEntries}}
+	honest, greedy := addr("10.0.0.1"), addr("12.0.0.1")
+	r.Prove(honest, epoch)
+	for r.Allow(greedy, epoch) {
+	}
+	for i := range 2 * fewEntries {
+		r.Allow(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), 1}), epoch)
+	}
+	grown := [2]uintptr{reflect.ValueOf(r.addresses).Pointer(), reflect.ValueOf(r.networks).Pointer()}
+	for _, c := range []struct {
+		after time.Duration
+		known bool
+	}{{500 * time.Millisecond, true}, {2 * time.Second, false}} {
+		now := epoch.Add(c.after)
+		r.Forget(now)
+		if n := min(len(r.addresses), len(r.networks)); (n > fewEntries) != c.known {
+			t.Fatalf("%d addresses and %d networks are known %v later", len(r.addresses), len(r.networks), c.after)
+		}
+		if !r.Trusted(honest, now) || r.addresses[hostOf(greedy)].spent <= r.at(now) {
+			t.Fatalf("what still says something is forgotten %v later", c.after)
+		}
+	}
+	if reflect.ValueOf(r.addresses).Pointer() == grown[0] || reflect.ValueOf(r.networks).Pointer() == grown[1] {
+		t.Fatal("the tables keep their room")
 	}
 }
 

@@ -1,8 +1,11 @@
 package admit
 
 import (
+	"maps"
 	"net/netip"
 	"time"
+
+	"gatewayd/internal/shrink"
 )
 
 // Rate is a token bucket: PerSecond on average, Burst at once. Zero PerSecond is
@@ -14,6 +17,8 @@ func (r Rate) interval() time.Duration { return time.Second / time.Duration(max(
 const (
 	// maxEntries bounds what is remembered of addresses, and of networks.
 	maxEntries = 8192
+	// fewEntries are not worth forgetting.
+	fewEntries = 1024
 	// trustFor is how long a source that proved to be real is trusted.
 	trustFor = 10 * time.Minute
 	// sampled is how many entries are looked at for the one to be forgotten.
@@ -32,6 +37,7 @@ type Rates struct {
 	all       time.Duration
 	addresses map[key]entry
 	networks  map[key]entry
+	peaks     struct{ addresses, networks int } // of these
 }
 
 // entry is one bucket. Spent is the time at which the bucket is full again, which
@@ -85,6 +91,27 @@ func (r *Rates) Prove(a netip.Addr, now time.Time) {
 // Trusted reports whether a proved to be real of late.
 func (r *Rates) Trusted(a netip.Addr, now time.Time) bool {
 	return r.addresses[hostOf(a)].trusted > r.at(now)
+}
+
+// Forget gives back the memory of a flood, once that is over: when nobody who is
+// not trusted begins anything, what is known of such sources tells nothing any
+// more. It is to be called now and then.
+func (r *Rates) Forget(now time.Time) {
+	t := r.at(now)
+	if r.all > t {
+		return
+	}
+	forget(&r.addresses, &r.peaks.addresses, t)
+	forget(&r.networks, &r.peaks.networks, t)
+}
+
+// forget drops the entries that say nothing that their absence would not.
+func forget(m *map[key]entry, peak *int, now time.Duration) {
+	if *m = shrink.Map(*m, peak); *peak <= fewEntries {
+		return
+	}
+	maps.DeleteFunc(*m, func(_ key, e entry) bool { return e.spent <= now && e.trusted <= now })
+	*m = shrink.Map(*m, peak)
 }
 
 // at is now as a time since the first one.

@@ -1,13 +1,13 @@
 package admit
 
-import "net/netip"
+import (
+	"net/netip"
 
-const (
-	// minShare is what a source may hold however full everything is.
-	minShare = 4
-	// keepRoom is how many sources a table may have seen and keep its memory.
-	keepRoom = 1024
+	"gatewayd/internal/shrink"
 )
+
+// minShare is what a source may hold however full everything is.
+const minShare = 4
 
 // Refusal says which limit was met; the zero value is none.
 type Refusal uint8
@@ -30,7 +30,7 @@ type Shares struct {
 
 	total int
 	held  map[key]int
-	peak  int // sources in held at once, since it was made
+	peak  int // of held
 }
 
 // Len is how much is held in all.
@@ -56,7 +56,6 @@ func (s *Shares) Take(a netip.Addr) Refusal {
 	s.total++
 	s.held[host]++
 	s.held[network]++
-	s.peak = max(s.peak, len(s.held))
 	return Admitted
 }
 
@@ -72,12 +71,10 @@ func (s *Shares) share() int {
 // Give takes one back that a holds.
 func (s *Shares) Give(a netip.Addr) {
 	s.total--
+	s.held = shrink.Map(s.held, &s.peak)
 	for _, k := range [...]key{hostOf(a), netOf(a)} {
 		if s.held[k]--; s.held[k] == 0 {
 			delete(s.held, k)
 		}
-	}
-	if s.total == 0 && s.peak > keepRoom { // a map keeps its room for ever
-		s.held, s.peak = nil, 0
 	}
 }

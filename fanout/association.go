@@ -21,7 +21,8 @@ type association struct {
 	t          *Table
 	key        key
 	client     Client
-	prev, next *association // in its source's list; guarded by the shard's lock
+	prev, next *association // in its source's list; guarded by the shard's lock, as is placed
+	placed     int64        // what seen was when it got its place in that list
 	seen       atomic.Int64 // when something was last sent or received
 	proved     atomic.Bool  // its client sent again after it was answered: no forged source
 

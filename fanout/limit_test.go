@@ -31,6 +31,27 @@ func TestAssociationsAreCappedPerSourceByIdleness(t *testing.T) {
 	})
 }
 
+func TestAnOldAssociationInUseIsNotTheOneThatMakesRoom(t *testing.T) {
+	const share = 8
+	bubble(t, func(c *Config) { c.PerSource = share }, func(t *testing.T, w *world) {
+		say := func(port int) {
+			wait(time.Millisecond)
+			w.say(fmt.Sprintf("10.0.0.2:%d", port), "192.0.1.1:7", "x")
+		}
+		for port := range 10 * share {
+			say(1 + port)
+			say(1)
+			say(2)
+		}
+		if w.link(0).isClosed() || w.link(1).isClosed() {
+			t.Error("one that was used all the time made room")
+		}
+		if n := w.Associations(); n != share {
+			t.Errorf("%d associations, want %d", n, share)
+		}
+	})
+}
+
 func TestRoomForManyAssociationsIsGivenBack(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, w *world) {
 		w.route = func(f flow.Flow) Target {
@@ -262,6 +283,31 @@ func BenchmarkHandle(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				w.Handle(f, ts)
+			}
+		})
+	}
+}
+
+// Each datagram comes from a port of its own and makes room for itself among the
+// many of its source, some of which are in use.
+func BenchmarkAnAssociationMoreOfASourceThatHasItsShare(b *testing.B) {
+	for _, share := range []int{512, 8192} {
+		b.Run(fmt.Sprint(share), func(b *testing.B) {
+			w := newWorld(b, func(c *Config) { c.PerSource = share })
+			defer w.stop()
+			w.route = func(flow.Flow) Target { return Target{Blocked: true} }
+			f, ts := udp(alice, "192.0.1.1:7"), []flow.Train{payload("x")}
+			from := func(port int) {
+				f.Source = netip.AddrPortFrom(f.Source.Addr(), uint16(port))
+				w.Handle(f, ts)
+			}
+			for i := range share {
+				from(i)
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				from(share + i%(60_000-share))
+				from(i % 64) // in use
 			}
 		})
 	}

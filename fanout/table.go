@@ -131,10 +131,53 @@ type shard struct {
 	peaks   struct{ byKey, sources int } // of these
 }
 
-// source lists the associations of one source address.
+// source lists the associations of one source address, newest to oldest as they
+// were placed: when they began, or when they were found in use at the old end.
 type source struct {
-	n     int
-	first *association
+	n              int
+	newest, oldest *association
+}
+
+func (s *source) place(a *association) {
+	a.placed = a.seen.Load()
+	a.prev, a.next = nil, s.newest
+	if s.newest != nil {
+		s.newest.prev = a
+	} else {
+		s.oldest = a
+	}
+	s.newest = a
+	s.n++
+}
+
+func (s *source) remove(a *association) {
+	if a.prev != nil {
+		a.prev.next = a.next
+	} else {
+		s.newest = a.next
+	}
+	if a.next != nil {
+		a.next.prev = a.prev
+	} else {
+		s.oldest = a.prev
+	}
+	a.prev, a.next = nil, nil
+	s.n--
+}
+
+// idlest is the oldest association that carried nothing since it was placed. One
+// that did is placed anew (the CLOCK algorithm), so that finding the idlest costs
+// a step for each association that was used, however many there are.
+func (s *source) idlest() *association {
+	for range s.n {
+		a := s.oldest
+		if a.seen.Load() == a.placed {
+			break
+		}
+		s.remove(a)
+		s.place(a)
+	}
+	return s.oldest
 }
 
 // key is a Client, packed; with port and network 0 its source address.
@@ -303,22 +346,12 @@ func (sh *shard) insertLocked(a *association, perSource int) (evicted *associati
 		sh.sources[k] = src
 	}
 	if perSource > 0 && src.n >= perSource {
-		evicted = src.first
-		for b := evicted.next; b != nil; b = b.next {
-			if b.seen.Load() < evicted.seen.Load() {
-				evicted = b
-			}
-		}
+		evicted = src.idlest()
 		sh.removeLocked(evicted)
 		sh.sources[k] = src // removing the last one forgot it
 	}
 	sh.byKey[a.key] = a
-	a.next = src.first
-	if a.next != nil {
-		a.next.prev = a
-	}
-	src.first = a
-	src.n++
+	src.place(a)
 	return evicted
 }
 
@@ -326,16 +359,7 @@ func (sh *shard) insertLocked(a *association, perSource int) (evicted *associati
 func (sh *shard) removeLocked(a *association) {
 	k := a.key.source()
 	src := sh.sources[k]
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		src.first = a.next
-	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	}
-	a.prev, a.next = nil, nil
-	if src.n--; src.n == 0 {
+	if src.remove(a); src.n == 0 {
 		delete(sh.sources, k)
 	}
 	delete(sh.byKey, a.key)

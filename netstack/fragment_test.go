@@ -204,13 +204,13 @@ func TestAPathMTUIsBoundedAndForgotten(t *testing.T) {
 	m.learn(now, clientIP4, 68)
 	m.learn(now, clientIP6, 68)
 	for client, want := range map[netip.Addr]int{clientIP4: minPathMTU4, clientIP6: minPathMTU6} {
-		if got := m.at(now.Add(pathMTULife-1), client, 1500); got != want {
+		if got := m.toward(now.Add(pathMTULife-1), client, 1500, nil); got != want {
 			t.Errorf("%v: %d", client, got)
 		}
-		if got := m.at(now.Add(pathMTULife), client, 1500); got != 1500 {
+		if got := m.toward(now.Add(pathMTULife), client, 1500, nil); got != 1500 {
 			t.Errorf("%v: %d after its time", client, got)
 		}
-		if got := m.at(now, client, 500); got != 500 {
+		if got := m.toward(now, client, 500, nil); got != 500 {
 			t.Errorf("%v: %d over a device with an MTU of 500", client, got)
 		}
 	}
@@ -220,8 +220,62 @@ func TestAPathMTUIsBoundedAndForgotten(t *testing.T) {
 		m.learn(now, a, 1400)
 	}
 	m.learn(now, a, 1350)
-	if len(m.byClient) != maxPathMTUs || m.at(now, a, 1500) != 1350 {
-		t.Errorf("%d clients, the last one has %d", len(m.byClient), m.at(now, a, 1500))
+	if len(m.byClient) != maxPathMTUs || m.toward(now, a, 1500, nil) != 1350 {
+		t.Errorf("%d clients, the last one has %d", len(m.byClient), m.toward(now, a, 1500, nil))
+	}
+}
+
+// Over IPv6 the host's route to a client is asked once, and never for what always
+// fits; what a router farther on tells is the smaller of both.
+func TestRepliesFollowTheMTUOfTheHostsRoute(t *testing.T) {
+	asked := 0
+	b := newTapBed(t, func(c *Config, _ *tap) {
+		c.MTUToward = func(client netip.Addr) int {
+			if client != clientIP6 {
+				t.Errorf("asked for %v", client)
+			}
+			asked++
+			return 1400
+		}
+	})
+	largest := func(client, dst netip.AddrPort, n int) (size int) {
+		for _, w := range b.sent(client, flow.Train{Peer: flow.Destination{Addr: dst}, Payload: count(n)}) {
+			size = max(size, len(w.b))
+		}
+		return size
+	}
+	largest(client6, dst6, 1200)
+	largest(client4, dst4, 1450)
+	if asked != 0 {
+		t.Errorf("asked %d times for what fits", asked)
+	}
+	for range 3 {
+		if n := largest(client6, dst6, 1440); n > 1400 || n < 1390 {
+			t.Errorf("a packet of %d bytes", n)
+		}
+	}
+	for _, mtu := range []int{1480, 1300, 1480} {
+		b.stack.learnMTU(clientIP6, mtu)
+		if n := largest(client6, dst6, 1440); n > min(mtu, 1400) || mtu > 1400 && n < 1280 {
+			t.Errorf("a packet of %d bytes after %d was told", n, mtu)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+	b.dropped(0, 0)
+}
+
+func TestARouteThatIsNotKnownIsNotAskedForAgain(t *testing.T) {
+	var m pathMTUs
+	asked, now := 0, time.Now()
+	for range 3 {
+		if got := m.toward(now, clientIP6, 1500, func(netip.Addr) int { asked++; return 0 }); got != 1500 {
+			t.Errorf("%d", got)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
 	}
 }
 

@@ -119,11 +119,11 @@ func (s *Stack) sendTrain(b *udpBuilder, client netip.AddrPort, t *flow.Train) (
 // fits reports whether a datagram to client with n bytes of payload needs no
 // fragmenting.
 func (s *Stack) fits(client netip.AddrPort, n int) bool {
-	header := wire.IPv4HeaderLen + wire.UDPHeaderLen
+	size, always := wire.IPv4HeaderLen+wire.UDPHeaderLen+n, minPathMTU4
 	if client.Addr().Is6() {
-		header = wire.IPv6HeaderLen + wire.UDPHeaderLen
+		size, always = wire.IPv6HeaderLen+wire.UDPHeaderLen+n, minPathMTU6
 	}
-	return header+n <= s.mtu(client.Addr())
+	return size <= min(always, s.cfg.Device.MTU()) || size <= s.mtu(client.Addr())
 }
 
 // sendDatagram sends one datagram, and tells how many bytes of payload the device

@@ -12,10 +12,12 @@ import (
 // A router between the device and a client may have a smaller MTU than the
 // device. TCP learns of it in gVisor; for datagrams, which the gateway sends in
 // the far side's name, it is remembered here. Over IPv4 replies carry no DF and
-// are fragmented on the way; over IPv6 nobody but the sender may.
+// are fragmented on the way; over IPv6 nobody but the sender may. The first router
+// is this host's kernel: its too-big would go to the far side and not come here, so
+// that it is asked for its route.
 
 const (
-	maxPathMTUs = 256              // clients that are remembered
+	maxPathMTUs = 1024             // clients that are remembered
 	pathMTULife = 10 * time.Minute // RFC 8201, 5.3
 
 	// What a message may lower the MTU to, in bytes: anyone can send one.
@@ -23,10 +25,9 @@ const (
 	minPathMTU6 = 1280
 )
 
-// pathMTUs are the MTUs toward clients that are behind a smaller link. The zero
-// value is ready.
+// pathMTUs are the MTUs toward clients that are known. The zero value is ready.
 type pathMTUs struct {
-	some atomic.Bool // whether there is any: the packet path asks nothing else, as a rule
+	some atomic.Bool // whether there is any: the packet path asks nothing else over IPv4, as a rule
 
 	mu       sync.RWMutex
 	byClient map[netip.Addr]pathMTU
@@ -37,26 +38,29 @@ type pathMTU struct {
 	until time.Time
 }
 
-// toward is the MTU toward a client, of which limit is the device's.
-func (m *pathMTUs) toward(client netip.Addr, limit int) int {
-	if !m.some.Load() {
+// toward is the MTU toward a client, of which limit is the device's. Of one that is
+// not known ask tells it, unless nil.
+func (m *pathMTUs) toward(now time.Time, client netip.Addr, limit int, ask func(netip.Addr) int) int {
+	m.mu.RLock()
+	known, ok := m.byClient[client]
+	m.mu.RUnlock()
+	switch {
+	case ok && now.Before(known.until):
+		return min(known.bytes, limit)
+	case ask == nil:
 		return limit
 	}
-	return m.at(time.Now(), client, limit)
-}
-
-func (m *pathMTUs) at(now time.Time, client netip.Addr, limit int) int {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if known, ok := m.byClient[client]; ok && now.Before(known.until) {
-		return min(known.bytes, limit)
+	mtu := ask(client)
+	if mtu <= 0 {
+		mtu = limit
 	}
-	return limit
+	return min(m.learn(now, client, mtu), limit)
 }
 
-// learn remembers the MTU that a message about a packet to client tells. Over the
-// limit, which nobody reaches who does not try, any other one is forgotten.
-func (m *pathMTUs) learn(now time.Time, client netip.Addr, mtu int) {
+// learn remembers the MTU that a message about a packet to client, or the route
+// there, tells, and returns what holds: the smaller one of two. Over the limit any
+// other one is forgotten.
+func (m *pathMTUs) learn(now time.Time, client netip.Addr, mtu int) int {
 	least := minPathMTU4
 	if client.Is6() {
 		least = minPathMTU6
@@ -66,15 +70,20 @@ func (m *pathMTUs) learn(now time.Time, client netip.Addr, mtu int) {
 	if m.byClient == nil {
 		m.byClient = map[netip.Addr]pathMTU{}
 	}
-	_, known := m.byClient[client]
+	old, known := m.byClient[client]
 	for c := range m.byClient {
 		if known || len(m.byClient) < maxPathMTUs {
 			break
 		}
 		delete(m.byClient, c)
 	}
-	m.byClient[client] = pathMTU{max(mtu, least), now.Add(pathMTULife)}
+	mtu = max(mtu, least)
+	if known && now.Before(old.until) {
+		mtu = min(mtu, old.bytes)
+	}
+	m.byClient[client] = pathMTU{mtu, now.Add(pathMTULife)}
 	m.some.Store(true)
+	return mtu
 }
 
 // tooBig reports that an ICMP error tells the MTU before a client, for which a
@@ -90,5 +99,12 @@ func (s *Stack) learnMTU(client netip.Addr, mtu int) {
 
 // mtu is the largest packet toward a client, in bytes.
 func (s *Stack) mtu(client netip.Addr) int {
-	return s.paths.toward(client, s.cfg.Device.MTU())
+	limit, ask := s.cfg.Device.MTU(), s.cfg.MTUToward
+	if client.Is4() || limit <= minPathMTU6 {
+		ask = nil
+	}
+	if ask == nil && !s.paths.some.Load() {
+		return limit
+	}
+	return s.paths.toward(time.Now(), client, limit, ask)
 }

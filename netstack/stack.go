@@ -47,14 +47,18 @@ type Config struct {
 	// IsBroadcast tells broadcast addresses of this host's networks: nothing to them is
 	// carried. Asked for every packet. nil: there are none.
 	IsBroadcast func(netip.Addr) bool
-	Handler     Handler
-	Poller      *epoll.Poller // the relay's kernel sockets
-	Drops       *flow.Drops
-	Clock       tcpip.Clock // nil: the real one
-	Keepalive   Keepalive   // zero Idle: none
-	HalfClosed  time.Duration
-	Dials       admit.Shares // dials in progress at once
-	SYNs        admit.Rates  // connection attempts begun
+	// MTUToward is the MTU of this host's route to a client, in bytes; 0 if unknown.
+	// It is asked once in a while for each IPv6 client that is sent large datagrams,
+	// and must not block. Nil: no smaller than the device's.
+	MTUToward  func(client netip.Addr) int
+	Handler    Handler
+	Poller     *epoll.Poller // the relay's kernel sockets
+	Drops      *flow.Drops
+	Clock      tcpip.Clock // nil: the real one
+	Keepalive  Keepalive   // zero Idle: none
+	HalfClosed time.Duration
+	Dials      admit.Shares // dials in progress at once
+	SYNs       admit.Rates  // connection attempts begun
 }
 
 // Stack terminates the TCP of one device and carries its UDP.

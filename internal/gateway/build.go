@@ -11,6 +11,7 @@ import (
 	"gatewayd/internal/api"
 	"gatewayd/internal/config"
 	"gatewayd/internal/exitcode"
+	"gatewayd/internal/hostnet"
 	"gatewayd/netstack"
 	"gatewayd/outbound"
 	"gatewayd/route"
@@ -207,7 +208,7 @@ func (g *Gateway) openTUN(cfg *config.Config, t config.TUN) (*inbound, error) {
 	keep := cfg.Timeouts.TCP.Keepalive
 	in.stack, err = netstack.New(netstack.Config{
 		Tag: t.Tag, Device: in.dev, Handler: in, Poller: g.poller,
-		Addresses: routersOf(in.dev.Addresses()), IsBroadcast: g.hosts.IsBroadcast,
+		Addresses: routersOf(in.dev.Addresses()), IsBroadcast: g.hosts.IsBroadcast, MTUToward: hostnet.MTUToward,
 		Drops: &g.drops, Keepalive: netstack.Keepalive(keep), HalfClosed: cfg.Timeouts.TCP.HalfClosed,
 		Dials: g.limits.dials(cfg.Limits.PerSource.Dials), SYNs: synRates,
 	})

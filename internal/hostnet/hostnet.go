@@ -1,6 +1,6 @@
-// Package hostnet is what the kernel tells through rtnetlink about this host's
-// links, addresses and routes, a watch over their changes, and the few changes to
-// links that the gateway's own devices need.
+// Package hostnet is what the kernel tells, through rtnetlink but for the MTU of a
+// route, about this host's links, addresses and routes, a watch over their changes,
+// and the few changes to links that the gateway's own devices need.
 //
 // Each function asks the kernel anew, in the network namespace of the calling
 // thread, and blocks for one exchange with it. Who asks often keeps an AddrSet.

@@ -250,3 +250,17 @@ func TestAskingTheSetAllocatesNothing(t *testing.T) {
 		t.Fatalf("%v allocations", n)
 	}
 }
+
+func TestTheMTUTowardAnAddressIsThatOfItsRoute(t *testing.T) {
+	l := link(t, "d0")
+	if err := hostnet.SetMTU(l.Index, 1400); err != nil {
+		t.Fatal(err)
+	}
+	hostnettest.IP(t, "-6 route add fd44::/32 dev d0")
+	hostnettest.IP(t, "-6 route add fd45::/32 dev d0 mtu 1300")
+	for addr, want := range map[string]int{"fd44::1": 1400, "fd45::1": 1300, "2001:db8::1": 0} {
+		if got := hostnet.MTUToward(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("toward %s: %d, want %d", addr, got, want)
+		}
+	}
+}

@@ -73,7 +73,5 @@ const pageNotes = `
   not in its window.
 * A client's reset in the same instant as the end of its handshake may reach the server as an end of file.
 * An urgent byte from the server may hold up what is behind it until the server sends more. Use no urgent data through a gateway.
-* Over IPv6, datagrams to a client are lost if they fit the device's MTU and not the LAN's: give the device no larger MTU than
-  the LAN has.
 * A chain of more than 8 extension headers or 512 bytes is dropped; the kernel takes longer ones.
 `

@@ -41,6 +41,26 @@ func TestDatagramsLargerThanTheMTUPassBothWays(t *testing.T) {
 	})
 }
 
+// Over IPv6 this host's kernel drops what does not fit, and tells the far side.
+func TestRepliesPassALANWithASmallerMTUThanTheDevice(t *testing.T) {
+	lab, g := udpBed(t, udpBase)
+	lab.GW.Run("ip", "link", "set", testnet.LANDevice, "mtu", "1400")
+	lab.Cli.Run("ip", "link", "set", "eth0", "mtu", "1400")
+	eachFamily(t, func(t *testing.T, f udpFamily) {
+		lab.Srv.UDPEcho(hostPort(f.far, 7))
+		c, peer := openUDP(t, lab.Cli, f.client), addrPort(f.far, 7)
+		before := g.API.Status().Drops
+		for _, size := range []int{1353, 1452, 1453, 9000} {
+			payload := strings.Repeat("x", size)
+			c.sendTo(peer, payload)
+			c.want(peer, payload)
+		}
+		if d := drops(g, before); len(d) != 0 {
+			t.Errorf("drops %v", d)
+		}
+	})
+}
+
 // fragmentPacket is a fragment of a datagram from the place offset on, in bytes.
 func fragmentPacket(src, dst string, id uint32, offset int, more bool, data []byte) []byte {
 	s, d := netip.MustParseAddr(src), netip.MustParseAddr(dst)

@@ -3,7 +3,6 @@
 package netstack
 
 import (
-	"context"
 	"io"
 	"net/netip"
 	"testing"
@@ -69,15 +68,6 @@ func TestRepliesAreSentWithoutAllocating(t *testing.T) {
 		}
 	}
 }
-
-// sink is a Device that takes everything and keeps nothing.
-type sink struct{ uso bool }
-
-func (sink) MTU() int                                    { return 1500 }
-func (sink) CanGSO() bool                                { return true }
-func (s sink) CanUSO() bool                              { return s.uso }
-func (sink) Run(context.Context, func() *Batch) error    { return nil }
-func (sink) Write(_ uint32, _ [][]byte, _ Offload) error { return nil }
 
 // What gVisor makes of a segment is its own; the link adds nothing to it.
 func TestTheLinkWritesAnAcknowledgementWithoutAllocating(t *testing.T) {

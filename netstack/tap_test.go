@@ -50,6 +50,15 @@ func (d *tap) Write(_ uint32, bufs [][]byte, o Offload) error {
 	}
 }
 
+// sink is a Device that takes everything and keeps nothing.
+type sink struct{ uso bool }
+
+func (sink) MTU() int                                    { return 1500 }
+func (sink) CanGSO() bool                                { return true }
+func (s sink) CanUSO() bool                              { return s.uso }
+func (sink) Run(context.Context, func() *Batch) error    { return nil }
+func (sink) Write(_ uint32, _ [][]byte, _ Offload) error { return nil }
+
 // tapBed is a Stack under test on a tap.
 type tapBed struct {
 	t     *testing.T

@@ -71,7 +71,7 @@ func TestRepliesAreSentWithoutAllocating(t *testing.T) {
 
 // What gVisor makes of a segment is its own; the link adds nothing to it.
 func TestTheLinkWritesAnAcknowledgementWithoutAllocating(t *testing.T) {
-	l := &link{dev: sink{}, drops: new(flow.Drops)}
+	l := &link{dev: sink{}, drops: new(flow.Drops), pending: new(pendingTable)}
 	packet := segment{src: client4, dst: dst4, flags: wire.ACK}.packet()
 	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{ReserveHeaderBytes: len(packet)})
 	defer pkt.DecRef()

@@ -200,7 +200,7 @@ func plainStack(t *testing.T, window int, handle func(r *tcp.ForwarderRequest)) 
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},
 	})
-	plain := &Stack{cfg: b.stack.cfg, net: s, link: &link{dev: b.dev, drops: b.drops}}
+	plain := &Stack{cfg: b.stack.cfg, net: s, link: &link{dev: b.dev, drops: b.drops, pending: new(pendingTable)}}
 	if err := plain.setNIC(); err != nil {
 		t.Fatal(err)
 	}

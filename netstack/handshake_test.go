@@ -118,6 +118,40 @@ func TestAnACKToAPendingAttemptIsResetAndTheDialGoesOn(t *testing.T) {
 	waitFor(t, func() bool { return b.stack.Pending() == 0 })
 }
 
+// A source that is forged sees no answer, and must not connect by acknowledging it.
+func TestAHandshakeIsCompletedByWhoSawItsAnswerAlone(t *testing.T) {
+	forFamilies(t, func(t *testing.T, client, dst netip.AddrPort) {
+		b := newTapBed(t, nil)
+		h := b.hand(client, dst)
+		h.syn(0)
+		_, tcp := b.tcpWritten()
+		iss := tcp.SequenceNumber()
+		h.seq++
+		for i, guess := range []uint32{iss, iss + 2, 0, iss + 1<<31} {
+			h.ack = guess
+			h.send(wire.ACK|wire.PSH, []byte("forged"))
+			h.seq -= 6
+			b.dropped(flow.DropHandshake, uint64(i+1))
+		}
+		b.silent(20 * time.Millisecond)
+		if len(b.conns) != 0 || b.stack.Trusted(client.Addr()) {
+			t.Fatal("connected by a guess")
+		}
+		h.ack = iss + 1
+		h.send(wire.ACK|wire.PSH, []byte("known"))
+		c := recv(t, b.conns)
+		t.Cleanup(func() { c.ep.Abort(); c.ep.Close() })
+		if _, tcp := b.tcpWritten(); tcp.AckNumber() != h.seq {
+			t.Errorf("acknowledged %d of %d", tcp.AckNumber(), h.seq)
+		}
+		if n := b.stack.pending.handshakesOf(tuple{client, dst}).Load(); n != 0 {
+			t.Errorf("%d handshakes under way", n)
+		}
+		h.send(wire.ACK, nil) // nothing is asked any more
+		b.dropped(flow.DropHandshake, 4)
+	})
+}
+
 // closedByServer opens a connection and has the gateway's side close it first.
 func (h *hand) closedByServer() {
 	t := h.b.t

@@ -112,7 +112,7 @@ func (s *Stack) checked(head, tail []byte, p *wire.Packet, off Offload) (flow.Dr
 	if !trusted && !wire.VerifyTransport(head, tail, p) {
 		return flow.DropChecksum, false
 	}
-	return 0, true
+	return flow.DropHandshake, p.Proto != wire.ProtoTCP || s.acknowledges(head, p)
 }
 
 // deliverTCP gives packet i to gVisor as it is.

@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"net/netip"
 	"sync"
 
 	"github.com/sagernet/gvisor/pkg/tcpip"
@@ -16,6 +17,7 @@ import (
 type link struct {
 	dev        Device
 	drops      *flow.Drops
+	pending    *pendingTable
 	dispatcher stack.NetworkDispatcher // set once, by Attach, before packets flow
 }
 
@@ -67,18 +69,35 @@ func (l *link) write(pkt *stack.PacketBuffer) {
 		bufs = append(bufs, b[offset:])
 		offset = 0
 	}
+	c, ok := pkt.Owner.(*Conn)
+	if !ok {
+		l.noteAnswer(pkt)
+	}
 	err := l.dev.Write(pkt.Hash, bufs, offloadOf(pkt))
 	*room = [8][]byte{}
 	rooms.Put(room)
 	if err != nil {
 		l.drops.Add(flow.DropDeviceWrite, 1)
 	}
-	if c, ok := pkt.Owner.(*Conn); ok {
+	if ok {
 		if n := pkt.Data().Size(); n > 0 {
 			c.sent.note(header.TCP(pkt.TransportHeader().Slice()).SequenceNumber(), n, err == nil)
 			c.sentSome()
 		}
 	}
+}
+
+// noteAnswer tells the table of what answers a SYN.
+func (l *link) noteAnswer(pkt *stack.PacketBuffer) {
+	h := header.TCP(pkt.TransportHeader().Slice())
+	if pkt.TransportProtocolNumber != header.TCPProtocolNumber || len(h) < header.TCPMinimumSize || !h.Flags().Contains(header.TCPFlagSyn|header.TCPFlagAck) {
+		return
+	}
+	n := pkt.Network()
+	l.pending.answered(tuple{
+		client: netip.AddrPortFrom(addrOf(n.DestinationAddress()), h.DestinationPort()),
+		dest:   netip.AddrPortFrom(addrOf(n.SourceAddress()), h.SourcePort()),
+	}, h.SequenceNumber())
 }
 
 // offloadOf turns gVisor's GSO options into what the device is told.

@@ -156,7 +156,7 @@ func newBed(t *testing.T, gso bool, change func(*Config)) *bed {
 // clientStack makes the client's end, with the same kind of link.
 func clientStack(t *testing.T, dev *pipe) *stack.Stack {
 	t.Helper()
-	l := &link{dev: &clientEnd{pipe: dev}, drops: new(flow.Drops)}
+	l := &link{dev: &clientEnd{pipe: dev}, drops: new(flow.Drops), pending: new(pendingTable)}
 	s := stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gatewayd/flow"
@@ -19,7 +20,13 @@ type pendingTable struct {
 	byTuple   map[tuple]*Pending
 	peak      int // of byTuple
 	admission admission
+
+	// handshakes are how many attempts are being accepted, by the client's port: every
+	// segment asks it, and few have to look at the table.
+	handshakes [handshakeSlots]atomic.Int32
 }
+
+const handshakeSlots = 1024
 
 type tuple struct{ client, dest netip.AddrPort }
 
@@ -87,7 +94,35 @@ func (t *pendingTable) reset(tp tuple, seq uint32) bool {
 func (t *pendingTable) accepting(p *Pending) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p.seen, p.gap = time.Now(), acceptTimeout
+	p.seen, p.gap, p.accepting = time.Now(), acceptTimeout, true
+	t.handshakesOf(p.tuple).Add(1)
+}
+
+func (t *pendingTable) handshakesOf(tp tuple) *atomic.Int32 {
+	return &t.handshakes[tp.client.Port()%handshakeSlots]
+}
+
+// answered notes the sequence number that the SYN of tp was answered with. The
+// answer must not leave before.
+func (t *pendingTable) answered(tp tuple, iss uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.byTuple[tp]; p != nil {
+		p.iss, p.answered = iss, true
+	}
+}
+
+// acknowledges says whether an acknowledgement may reach the endpoint of tp: one
+// that ends a handshake must know the number that the SYN was answered with, as
+// nobody does who forged his address (RFC 9293, 3.10.7.4). gVisor's forwarder takes any.
+func (t *pendingTable) acknowledges(tp tuple, ack uint32) bool {
+	if t.handshakesOf(tp).Load() == 0 {
+		return true
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.byTuple[tp]
+	return p == nil || !p.accepting || p.answered && ack == p.iss+1
 }
 
 func (t *pendingTable) get(tp tuple) *Pending {
@@ -104,6 +139,9 @@ func (t *pendingTable) remove(p *Pending) {
 	}
 	delete(t.byTuple, p.tuple)
 	t.byTuple = shrink.Map(t.byTuple, &t.peak)
+	if p.accepting {
+		t.handshakesOf(p.tuple).Add(-1)
+	}
 	t.leaveLocked(p)
 }
 

@@ -99,7 +99,8 @@ const (
 
 // New makes the stack of cfg.Device. Nothing runs before Run.
 func New(cfg Config) (*Stack, error) {
-	s := &Stack{cfg: cfg, link: &link{dev: cfg.Device, drops: cfg.Drops}, workers: newWorkers(runtime.GOMAXPROCS(0))}
+	s := &Stack{cfg: cfg, workers: newWorkers(runtime.GOMAXPROCS(0))}
+	s.link = &link{dev: cfg.Device, drops: cfg.Drops, pending: &s.pending}
 	s.builder.New = func() any { return new(udpBuilder) }
 	s.errors.init()
 	s.ids.init()

@@ -13,6 +13,7 @@ import (
 	"github.com/sagernet/gvisor/pkg/tcpip/transport/tcp"
 
 	"gatewayd/flow"
+	"gatewayd/netstack/wire"
 )
 
 // The way of a connection attempt: the device's reader delivers the SYN to
@@ -75,6 +76,16 @@ func (s *Stack) endpoint(tp tuple) *tcp.Endpoint {
 	return ep
 }
 
+// acknowledges says whether a segment may reach the endpoint that its acknowledgement
+// is for. Most are none of a handshake.
+func (s *Stack) acknowledges(head []byte, p *wire.Packet) bool {
+	if p.TCPFlags&(wire.SYN|wire.ACK|wire.RST) != wire.ACK {
+		return true
+	}
+	ack := header.TCP(head[p.HeaderLen:]).AckNumber()
+	return s.pending.acknowledges(tuple{client: p.Source(), dest: p.Destination()}, ack)
+}
+
 // handleRequest runs on the forwarder's goroutine for one admitted SYN.
 func (s *Stack) handleRequest(r *tcp.ForwarderRequest) {
 	p := s.pending.get(tupleOf(r.ID()))
@@ -111,6 +122,10 @@ type Pending struct {
 
 	seen time.Time     // last SYN; guarded by the table
 	gap  time.Duration // between the last two; guarded by the table
+
+	accepting bool   // Accept was called; guarded by the table
+	answered  bool   // the answer to the SYN is about to leave; guarded by the table
+	iss       uint32 // its sequence number; guarded by the table
 
 	trusted   bool // never displaced; written before it is in the table
 	displaced bool // lost its place to another; guarded by the table

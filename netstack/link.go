@@ -81,7 +81,8 @@ func (l *link) write(pkt *stack.PacketBuffer) {
 	}
 	if ok {
 		if n := pkt.Data().Size(); n > 0 {
-			c.sent.note(header.TCP(pkt.TransportHeader().Slice()).SequenceNumber(), n, err == nil)
+			repeat := c.sent.note(header.TCP(pkt.TransportHeader().Slice()).SequenceNumber(), n, err == nil)
+			c.suspect(pkt.Size(), repeat)
 			c.sentSome()
 		}
 	}

@@ -32,6 +32,7 @@ type pipe struct {
 	in    chan wirePacket
 	out   func(b []byte, o Offload)
 	sizes sync.Map // packet size → *atomic.Int64, of what the gateway wrote
+	hole  int      // bytes of the largest packet that gets to the client; 0: all do
 
 	wrapClient func(stack.LinkEndpoint) stack.LinkEndpoint // what the client's stack sees of its link; nil: the link
 	largestUp  atomic.Int64                                // of what the client wrote, in bytes
@@ -82,7 +83,13 @@ func (p *pipe) Write(_ uint32, bufs [][]byte, o Offload) error {
 	}
 	n, _ := p.sizes.LoadOrStore(len(whole), new(atomic.Int64))
 	n.(*atomic.Int64).Add(1)
-	p.out(whole, o)
+	onWire := len(whole)
+	if o.GSO != 0 {
+		onWire = int(o.HdrLen + o.GSOSize)
+	}
+	if p.hole == 0 || onWire <= p.hole {
+		p.out(whole, o)
+	}
 	return nil
 }
 

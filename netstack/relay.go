@@ -41,6 +41,7 @@ type relay struct {
 
 	ready   atomic.Uint32         // readiness bits, below
 	backlog atomic.Bool           // the endpoint holds bytes that have not left
+	narrow  atomic.Int32          // size in bytes that packets to the client go down to; 0: as it is
 	cause   atomic.Pointer[error] // why it was ended from outside
 
 	// turn:
@@ -197,6 +198,9 @@ func (c *Conn) takeTurn() {
 		return
 	}
 	c.backlog.Store(false)
+	if mtu := c.narrow.Swap(0); mtu != 0 {
+		c.shrink(int(mtu))
+	}
 	if c.has(epBroken) {
 		c.clear(epBroken)
 		c.checkClient()

@@ -9,20 +9,30 @@ type sentCounter struct {
 	total atomic.Uint64
 	next  uint32 // sequence number after the last new byte
 	begun bool
+
+	again  uint32 // sequence number that was last sent again
+	repeat int    // how many times in a row
 }
 
 // note says that n payload bytes from seq on were sent, or that the device did not
-// take them: they will be sent again.
-func (s *sentCounter) note(seq uint32, n int, sent bool) {
+// take them: they will be sent again. It returns how many times in a row these were
+// sent again: 0 for new bytes.
+func (s *sentCounter) note(seq uint32, n int, sent bool) (repeat int) {
 	if !s.begun {
 		s.begun, s.next = true, seq
 	}
 	if !sent {
-		return
+		return 0
 	}
 	end := seq + uint32(n)
 	if d := int32(end - s.next); d > 0 {
 		s.next = end
 		s.total.Add(uint64(d))
+		return 0
 	}
+	if s.again != seq {
+		s.again, s.repeat = seq, 0
+	}
+	s.repeat++
+	return s.repeat
 }

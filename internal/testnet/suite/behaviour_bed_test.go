@@ -49,6 +49,8 @@ func newWorld(t *testing.T, lab *testnet.Lab, f udpFamily) *world {
 	w.marked = lab.Srv.Filter("input", fmt.Sprintf("%s udp dport %d", mark, portMarked), "")
 	w.serveTCP()
 	w.serveUDP()
+	w.serveSizes()
+	w.serveWindows()
 	return w
 }
 
@@ -79,6 +81,7 @@ func newBehaviourBed(t *testing.T, plain bool) *testnet.Lab {
 		lab.GW.Run("ip", append([]string{"-6", "route", "add"}, strings.Fields(r)...)...)
 	}
 	narrow(t, lab)
+	holes(t, lab)
 	if plain {
 		return lab
 	}

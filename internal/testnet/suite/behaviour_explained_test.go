@@ -14,6 +14,11 @@ func explanations() map[string][]difference {
 		code    = "The kernel forwards with one error for an unreachable route (code 0) and gives a socket of its own another (EHOSTUNREACH); the latter is all that the gateway learns, and is told as code 3. Applications see either as unreachable."
 		port0   = "Port 0 names nobody: the gateway drops such a datagram as malformed and counts it, where the server's kernel finds no listener."
 		wait    = "The gateway's stack keeps TIME_WAIT through a reset, as RFC 1337 advises; Linux ends it unless net.ipv4.tcp_rfc1337 is set."
+		begins  = "No client begins so. The gateway drops and counts it without asking the server, as a Linux listener does."
+		answer  = "gVisor acknowledges a SYN that it has answered, and repeats its answer by a timer of its own: after 1 s, as a client repeats its SYN."
+		guess   = "Nobody sends it who saw the answer. The gateway drops and counts it, and the handshake goes on, as it does at the server."
+		both    = "The client's connection ends at the gateway, which is no party to what the server begins: it dials, and nobody listens there."
+		hole    = "End to end only the server can notice, and Linux does with net.ipv4.tcp_mtu_probing alone. Toward its clients the gateway is the sender: after a segment was repeated three times, packets of the connection shrink to 1,280 bytes, later to 576 over IPv4 (RFC 4821)."
 		stamp   = "Of ICMP's queries the gateway carries echo alone. Timestamps tell a host's clock; most filters drop them."
 	)
 	scan := []difference{{kernel: "nothing", gateway: "RST+ACK", why: stray}}
@@ -33,7 +38,14 @@ func explanations() map[string][]difference {
 		"TCP segments: SYN that offers ECN":                          {{kernel: "SYN+ACK+ECE, 0 bytes acknowledged", gateway: "SYN+ACK, 0 bytes acknowledged", why: ecn}},
 		"TCP segments: SYN in two fragments":                         {{only: "IPv6", kernel: "ICMP 4/3 from the server", gateway: "RST+ACK", why: first}},
 		"TCP segments: a FIN again after a reset in TIME_WAIT":       {{kernel: "RST", gateway: "ACK", why: wait}},
-		"UDP: where the gateway has an unreachable route":            unreachable(", 10 bytes quoted"),
+		"TCP: 1 MiB down where the client's side drops large packets silently": {
+			{kernel: "0 bytes, timeout", gateway: "1048576 bytes, end of file", why: hole},
+		},
+		"TCP segments: SYN and FIN to a closed port":                      {{kernel: "RST+ACK", gateway: "nothing", why: begins}},
+		"TCP segments: the same SYN again":                                {{kernel: "SYN+ACK", gateway: "ACK", why: answer}},
+		"TCP segments: an ACK of nothing instead of the handshake's last": {{kernel: "RST", gateway: "nothing", why: guess}},
+		"TCP segments: SYN from both ends at once":                        {{kernel: "SYN, then SYN+ACK", gateway: "SYN, then RST+ACK", why: both}},
+		"UDP: where the gateway has an unreachable route":                 unreachable(", 10 bytes quoted"),
 		"UDP: to port 0": {{kernel: "port unreachable from the server", gateway: "nothing", why: port0}},
 		"ICMP and the rest: echo where the gateway has an unreachable route":       unreachable(""),
 		"ICMP and the rest: timestamp request":                                     {{kernel: "timestamp reply from the server", gateway: "nothing", why: stamp}},
@@ -71,6 +83,8 @@ const pageNotes = `
 * A datagram that a rule rejects is answered as administratively prohibited; a filter of the kernel says what it is told to.
 * A client that uses a 4-tuple in TIME_WAIT is accepted, and also hears a reset of the old connection, with numbers that are
   not in its window.
+* Where the far side drops large packets silently, the table has net.ipv4.tcp_mtu_probing=1 in the client and in the host of the
+  gateway, whose socket sends there. With 0, Linux's default, either upload stalls.
 * A client's reset in the same instant as the end of its handshake may reach the server as an end of file.
 * An urgent byte from the server may hold up what is behind it until the server sends more. Use no urgent data through a gateway.
 * A chain of more than 8 extension headers or 512 bytes is dropped; the kernel takes longer ones.

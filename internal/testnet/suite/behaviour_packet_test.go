@@ -93,6 +93,7 @@ type seg struct {
 	sport, dport int
 	seq, ack     uint32
 	flags        byte
+	shut         bool // a window of 0
 	urgent       uint16
 	options      []byte
 	data         string
@@ -105,7 +106,9 @@ func (w *world) tcp(s seg) []byte {
 	binary.BigEndian.PutUint32(b[4:], s.seq)
 	binary.BigEndian.PutUint32(b[8:], s.ack)
 	b[12], b[13] = byte((20+len(s.options))/4<<4), s.flags
-	binary.BigEndian.PutUint16(b[14:], 0xffff)
+	if !s.shut {
+		binary.BigEndian.PutUint16(b[14:], 0xffff)
+	}
 	binary.BigEndian.PutUint16(b[18:], s.urgent)
 	return packet(w.raw, w.f.far, protoTCP, append(append(b, s.options...), s.data...))
 }

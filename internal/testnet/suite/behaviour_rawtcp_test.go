@@ -29,21 +29,11 @@ type byHand struct {
 
 // open makes the handshake; synack is the far side's answer.
 func (w *world) open(port int, options []byte) (h byHand, synack []byte, err error) {
-	h = byHand{w, seg{sport: w.nextPort(), dport: port, seq: 1000, flags: tcpSYN, options: options}}
-	w.wire.drain()
-	if err := w.wire.send(w.tcp(h.s)); err != nil {
+	h, synack, err = w.begin(seg{sport: w.nextPort(), dport: port, seq: 1000, flags: tcpSYN, options: options})
+	if err != nil {
 		return h, nil, err
 	}
-	p := w.next(3 * silence)
-	if p == nil {
-		return h, nil, fmt.Errorf("no answer to a SYN")
-	}
-	synack = transportOf(p)
-	if synack[13]&(tcpSYN|tcpACK) != tcpSYN|tcpACK {
-		return h, nil, fmt.Errorf("a SYN was answered by %s", segmentName(synack))
-	}
-	h.s = seg{sport: h.s.sport, dport: port, seq: 1001, ack: binary.BigEndian.Uint32(synack[4:]) + 1, flags: tcpACK}
-	return h, synack, w.wire.send(w.tcp(h.s))
+	return h, synack, h.say(tcpACK, "")
 }
 
 // say sends one segment of the connection.
@@ -72,7 +62,7 @@ func handmade(port int, talk func(w *world, h *byHand) (string, error)) func(*wo
 			return "", err
 		}
 		s, err := talk(w, &h)
-		h.say(tcpRST|tcpACK, "") //nolint:errcheck // it is gone at worst
+		h.reset()
 		return s, err
 	}
 }
@@ -86,8 +76,8 @@ func tcpSegments() []behaviour {
 			if err != nil {
 				return "", err
 			}
-			w.pause()                // the relay has begun
-			h.say(tcpRST|tcpACK, "") //nolint:errcheck // it is gone at worst
+			w.pause() // the relay has begun
+			h.reset()
 			return segmentName(synack) + "; " + w.told(), nil
 		}},
 		{group: g, name: "SYN to a closed port", probe: sent(seg{dport: portClosed, flags: tcpSYN})},
@@ -111,7 +101,7 @@ func tcpSegments() []behaviour {
 			if err != nil {
 				return "", err
 			}
-			h.say(tcpRST|tcpACK, "") //nolint:errcheck // it is gone at worst
+			h.reset()
 			return optionNames(synack), nil
 		}},
 		{group: g, name: "segments out of order", probe: handmade(portEcho, func(w *world, h *byHand) (string, error) {

@@ -201,6 +201,7 @@ func tcpConnects() []behaviour {
 		{group: g, name: "connect where the gateway has a prohibit route", probe: telling(probe{tcp: true}, "prohibited", 80)},
 		{group: g, name: "connect where the gateway has an unreachable route", probe: telling(probe{tcp: true}, "unreachable", 80)},
 		{group: g, name: "connect to a neighbour that does not exist", probe: telling(probe{tcp: true}, "dead", 80)},
+		{group: g, name: "connect to the far network's broadcast address", only: "IPv4", probe: connecting("broadcast", 80, silence)},
 	}
 }
 

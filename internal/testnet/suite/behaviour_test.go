@@ -29,7 +29,7 @@ type difference struct {
 
 // behaviours is the table, in the order of the page.
 func behaviours() (rows []behaviour) {
-	for _, part := range [][]behaviour{tcpConnects(), tcpStreams(), tcpSegments(), tcpTimeWaits(), udpBehaviours(), icmpBehaviours(), headerBehaviours()} {
+	for _, part := range [][]behaviour{tcpConnects(), tcpStreams(), tcpSizes(), tcpSegments(), tcpHandshakes(), tcpWindows(), tcpTimeWaits(), udpBehaviours(), icmpBehaviours(), headerBehaviours()} {
 		rows = append(rows, part...)
 	}
 	why := explanations()
@@ -76,7 +76,7 @@ func behaviourFamilies() []udpFamily {
 var update = flag.Bool("update", false, "write docs/wire-behaviour.md from what is seen")
 
 func TestAClientSeesWhatItWouldSeeWithoutTheGatewayButForWhatIsExplained(t *testing.T) {
-	testnet.Require(t)
+	testnet.Require(t, "ethtool")
 	rows := behaviours()
 	seen := &sightings{all: make(map[[3]string]string)}
 	worlds := make(map[string]*world)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +49,37 @@ func noise() map[string][]byte {
 		"from a link-local address":    udpPacket(link, 9, testnet.FarV6, 7, "x"),
 		"router solicitation":          packet(link, "ff02::2", protoICMPv6, solicitation),
 		"router solicitation of none":  packet("::", "ff02::2", protoICMPv6, solicitation),
+
+		// Neighbour discovery (RFC 4861) and listener discovery (RFC 3810), which never leave a link.
+		"neighbour solicitation":                packet(cli6, "ff02::1:ff00:10", protoICMPv6, neighbour(135, testnet.FarV6)),
+		"duplicate address detection":           packet("::", "ff02::1:ff00:2", protoICMPv6, neighbour(135, cli6)),
+		"neighbour advertisement to all":        packet(cli6, "ff02::1", protoICMPv6, neighbour(136, cli6)),
+		"router advertisement":                  packet(link, "ff02::1", protoICMPv6, append([]byte{134, 0, 0, 0, 64, 0, 7, 8}, make([]byte, 8)...)),
+		"solicitation of a link-local address":  packet(link, "fe80::1", protoICMPv6, neighbour(135, "fe80::1")),
+		"solicitation from a link-local one":    packet(link, tunV6[1], protoICMPv6, neighbour(135, tunV6[1])),
+		"listener report":                       listening(link, "ff02::16", append([]byte{143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0}, make([]byte, 16)...)),
+		"listener report before an address":     listening("::", "ff02::16", append([]byte{143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0}, make([]byte, 16)...)),
+		"old listener report":                   listening(link, "ff02::fb", append([]byte{131, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 16)...)),
+		strange + "neighbour solicitation":      packet(cli6, tunV6[1], protoICMPv6, neighbour(135, tunV6[1])),
+		strange + "solicitation with hops used": withHops(packet(cli6, testnet.FarV6, protoICMPv6, neighbour(135, testnet.FarV6)), 63),
+		strange + "neighbour advertisement":     packet(cli6, testnet.FarV6, protoICMPv6, neighbour(136, cli6)),
+		strange + "redirect":                    packet(cli6, testnet.FarV6, protoICMPv6, append(neighbour(137, cli6), make([]byte, 16)...)),
 	}
+}
+
+// strange begins the names of what is no noise: no host sends it to a router to be
+// forwarded, and it is dropped as of a protocol that is not carried.
+const strange = "strange: "
+
+// neighbour is a message of neighbour discovery about a target.
+func neighbour(kind byte, target string) []byte {
+	return append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, netip.MustParseAddr(target).AsSlice()...)
+}
+
+// listening is a message of listener discovery: one hop, behind a router alert
+// (RFC 3810, 5).
+func listening(src, group string, message []byte) []byte {
+	return withHops(behind(packet(src, group, protoICMPv6, message), hopByHop, 5, 2, 0, 0, optionPadN, 0), 1)
 }
 
 func TestMulticastBroadcastAndLinkLocalNoiseGoesNowhere(t *testing.T) {
@@ -69,8 +101,12 @@ func TestMulticastBroadcastAndLinkLocalNoiseGoesNowhere(t *testing.T) {
 			in.send(kinds[name])
 		}
 		testnet.Until(t, udpPatience, name+" is counted five times", func() bool { return sum(drops(g, before)) >= 5 })
-		if d := drops(g, before); d["multicast"] != 5 || len(d) != 1 {
-			t.Errorf("%s: five packets were counted as %v", name, d)
+		cause := "multicast"
+		if strings.HasPrefix(name, strange) {
+			cause = "protocol"
+		}
+		if d := drops(g, before); d[cause] != 5 || len(d) != 1 {
+			t.Errorf("%s: five packets were counted as %v, want %s", name, d, cause)
 		}
 	}
 

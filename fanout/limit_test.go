@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -311,4 +313,37 @@ func BenchmarkAnAssociationMoreOfASourceThatHasItsShare(b *testing.B) {
 			}
 		})
 	}
+}
+
+// Whether clients wait for each other: with two processors it should do twice as
+// many as with one.
+func BenchmarkHandleOfManyClients(b *testing.B) {
+	w := newWorld(b, func(c *Config) { c.Gen = func() uint64 { return 1 } })
+	defer w.stop()
+	var clients []flow.Flow
+	for i := range 64 {
+		f := udp(fmt.Sprintf("10.0.0.%d:1000", 1+i), "192.0.1.1:7")
+		w.hand(f, payload("x"))
+		clients = append(clients, f)
+	}
+	for w.opened() < len(clients) {
+		runtime.Gosched()
+	}
+	for i := range clients {
+		l := w.link(i)
+		l.mu.Lock()
+		l.quiet = true
+		l.mu.Unlock()
+	}
+	var started atomic.Uint32
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		f := clients[started.Add(1)%64]
+		tr := payload("x")
+		tr.Peer = f.Dest
+		ts := []flow.Train{tr}
+		for pb.Next() {
+			w.Handle(f, ts)
+		}
+	})
 }

@@ -23,8 +23,8 @@ type Batch struct {
 	n       int
 	packets [BatchSize]received
 	bufs    [2][]byte
-	runs    []run // of its packets, while they are delivered
-	burst   burst // of datagrams, as above
+	runs    []run  // of its packets, while they are delivered
+	bursts  bursts // of its datagrams, as above
 }
 
 type received struct {

@@ -7,12 +7,23 @@ import (
 	"gatewayd/netstack/wire"
 )
 
-// Datagrams on their way in: what one client sent one after the other is gathered
-// while its batch is delivered, and goes to the handler at once, so that what
-// looking it up, locking and sending cost is paid for many. Payloads stay in the
-// batch's views.
+// Datagrams on their way in: what a client sends is gathered while its batch is
+// delivered, and goes to the handler at once, so that what looking it up, locking
+// and sending cost is paid for many. Payloads stay in the batch's views. Datagrams of
+// one client keep their order, those of several have none.
 
-// burst is what the same client sent, as far as it was not handed on yet.
+const (
+	maxBursts = 4        // clients whose datagrams are gathered at once
+	spareRoom = 16 << 10 // bytes of burst.spare
+)
+
+// bursts are what clients sent, as far as it was not handed on yet.
+type bursts struct {
+	open [maxBursts]burst
+	hand int // the one that makes room next
+}
+
+// burst is what one client sent.
 type burst struct {
 	f     flow.Flow
 	n     int
@@ -21,26 +32,46 @@ type burst struct {
 	used  int    // bytes of spare
 }
 
-// spareRoom is the bytes of burst.spare.
-const spareRoom = 16 << 10
-
-// add gathers a train. It hands on first what another client sent.
-func (r *burst) add(h Handler, f *flow.Flow, t *flow.Train) {
-	r.prepare(h, f, 1, 0)
-	r.ts[r.n] = *t
-	r.n++
-}
-
-// prepare hands on what was gathered, unless it is of the same client and n trains
-// more, and so many bytes of spare, have room.
-func (r *burst) prepare(h Handler, f *flow.Flow, n, spare int) {
-	switch {
-	case r.n == 0:
-		r.f = *f
-	case r.f.Source != f.Source || r.f.Network != f.Network || r.n+n > len(r.ts) || r.used+spare > spareRoom:
+// of is the burst of f's client, with room for n trains more and so many bytes of
+// spare. What is in the way is handed on.
+func (b *bursts) of(h Handler, f *flow.Flow, n, spare int) *burst {
+	at := -1
+	for i := range b.open {
+		if r := &b.open[i]; r.n == 0 {
+			at = i
+		} else if r.is(f) {
+			at = i
+			break
+		}
+	}
+	if at < 0 {
+		at = b.hand
+		b.hand = (at + 1) % maxBursts
+	}
+	r := &b.open[at]
+	if r.n > 0 && !r.is(f) || r.n+n > len(r.ts) || r.used+spare > spareRoom {
 		r.flush(h)
+	}
+	if r.n == 0 {
 		r.f = *f
 	}
+	return r
+}
+
+// flush hands on all that was gathered.
+func (b *bursts) flush(h Handler) {
+	for i := range b.open {
+		b.open[i].flush(h)
+	}
+}
+
+// is reports whether the burst is of f's client.
+func (r *burst) is(f *flow.Flow) bool { return r.f.Source == f.Source && r.f.Network == f.Network }
+
+// add gathers a train, for which there is room.
+func (r *burst) add(t *flow.Train) {
+	r.ts[r.n] = *t
+	r.n++
 }
 
 // flush hands on what was gathered.
@@ -51,7 +82,7 @@ func (r *burst) flush(h Handler) {
 	r.n, r.used = 0, 0
 }
 
-// take is room for n bytes until the next flush, after prepare.
+// take is room for n bytes until the next flush, if there are as many.
 func (r *burst) take(n int) []byte {
 	if r.spare == nil {
 		r.spare = make([]byte, spareRoom)
@@ -72,35 +103,42 @@ func (s *Stack) deliverUDP(b *Batch, head, tail []byte, p *wire.Packet, off Offl
 		t.Segment = int(off.GSOSize)
 	}
 	first, second := parts(head, tail, p)
-	switch {
-	case len(second) == 0:
-		t.Payload = first
-		b.burst.add(s.cfg.Handler, &f, &t)
-	case t.Segment > 0 && t.Segment <= smallView:
-		s.deliverSplit(b, &f, t, first, second)
-	default:
-		whole := joined(first, second)
-		t.Payload = whole.AsSlice()
-		b.burst.add(s.cfg.Handler, &f, &t)
-		b.burst.flush(s.cfg.Handler)
-		whole.Release()
+	if len(second) > 0 && t.Segment > 0 && t.Segment <= smallView {
+		addSplit(b.bursts.of(s.cfg.Handler, &f, 3, t.Segment), t, first, second)
+		return
 	}
+	t.Payload = first
+	s.gather(b, &f, &t, second)
 }
 
-// deliverSplit gathers a train that lies in both views: the whole datagrams in the
-// first one, the one that begins there and ends in the second, and the others.
-func (s *Stack) deliverSplit(b *Batch, f *flow.Flow, t flow.Train, first, second []byte) {
-	across := len(first) % t.Segment
+// gather adds a train to the burst of f's client. Its payload goes on in second, if
+// that is not empty: it is put together, and the burst handed on at once.
+func (s *Stack) gather(b *Batch, f *flow.Flow, t *flow.Train, second []byte) {
+	r := b.bursts.of(s.cfg.Handler, f, 1, 0)
+	if len(second) == 0 {
+		r.add(t)
+		return
+	}
+	whole := joined(t.Payload, second)
+	defer whole.Release()
+	t.Payload = whole.AsSlice()
+	r.add(t)
+	r.flush(s.cfg.Handler)
+}
+
+// addSplit gathers a train that lies in both views: the whole datagrams in the first
+// one, the one that begins there and ends in the second, and the others.
+func addSplit(r *burst, t flow.Train, first, second []byte) {
 	var middle []byte
-	b.burst.prepare(s.cfg.Handler, f, 3, t.Segment)
+	across := len(first) % t.Segment
 	if across > 0 {
-		middle = b.burst.take(min(t.Segment, across+len(second)))
+		middle = r.take(min(t.Segment, across+len(second)))
 		n := copy(middle, first[len(first)-across:])
 		second = second[copy(middle[n:], second):]
 	}
 	for _, part := range [...][]byte{first[:len(first)-across], middle, second} {
 		if t.Payload = part; len(part) > 0 {
-			b.burst.add(s.cfg.Handler, f, &t)
+			r.add(&t)
 		}
 	}
 }

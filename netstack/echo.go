@@ -14,28 +14,22 @@ import (
 
 // deliverEcho gives an echo request to the handler, or answers it.
 func (s *Stack) deliverEcho(b *Batch, head, tail []byte, p *wire.Packet) {
-	payload, second := parts(head, tail, p)
-	if len(second) > 0 {
-		whole := joined(payload, second)
-		defer whole.Release()
-		payload = whole.AsSlice()
-	}
+	first, second := parts(head, tail, p)
 	t := flow.Train{
 		Peer:         flow.Destination{Addr: p.Destination()},
-		Payload:      payload,
+		Payload:      first,
 		TClass:       p.TClass,
 		DontFragment: p.DontFragment,
 		Seq:          p.EchoSeq,
 	}
-	if slices.Contains(s.cfg.Addresses, p.Dst) {
-		t.DontFragment = false
-		s.sendEchoReply(p.Source(), &t)
+	if !slices.Contains(s.cfg.Addresses, p.Dst) {
+		s.gather(b, &flow.Flow{Inbound: s.cfg.Tag, Network: flow.ICMP, Source: p.Source()}, &t, second)
 		return
 	}
-	b.burst.add(s.cfg.Handler, &flow.Flow{Inbound: s.cfg.Tag, Network: flow.ICMP, Source: p.Source()}, &t)
-	if len(second) > 0 {
-		b.burst.flush(s.cfg.Handler)
-	}
+	whole := joined(first, second)
+	defer whole.Release()
+	t.Payload, t.DontFragment = whole.AsSlice(), false
+	s.sendEchoReply(p.Source(), &t)
 }
 
 // SendEchoReplies sends echo replies to a client, whose port is the echo id: each

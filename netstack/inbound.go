@@ -30,7 +30,7 @@ func (s *Stack) deliver(b *Batch) {
 		s.deliverPacket(b, i)
 	}
 	s.deliverRuns(b)
-	b.burst.flush(s.cfg.Handler)
+	b.bursts.flush(s.cfg.Handler)
 }
 
 func (s *Stack) deliverPacket(b *Batch, i int) {

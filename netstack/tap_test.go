@@ -67,12 +67,17 @@ type tapBed struct {
 	batch *Batch
 	drops *flow.Drops
 	tcp   func(p *Pending)
-	udp   func(f flow.Flow, t flow.Train)
-	conns chan *Conn // what the default tcp accepted
+	udp   func(f flow.Flow, t flow.Train)    // of each train
+	burst func(f flow.Flow, ts []flow.Train) // instead of udp, if not nil
+	conns chan *Conn                         // what the default tcp accepted
 }
 
 func (b *tapBed) HandleTCP(p *Pending) { b.tcp(p) }
 func (b *tapBed) HandleDatagrams(f flow.Flow, ts []flow.Train) {
+	if b.burst != nil {
+		b.burst(f, ts)
+		return
+	}
 	for i := range ts {
 		f.Dest = ts[i].Peer
 		b.udp(f, ts[i])

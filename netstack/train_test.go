@@ -62,7 +62,10 @@ func compare(t *rapid.T, way string, got, want []string) {
 // client's datagrams, with what their headers said, in the order of their arrival.
 func TestEveryDatagramOfABatchReachesTheHandlerInOrder(t *testing.T) {
 	b := newTapBed(t, nil)
-	clients := []netip.AddrPort{client4, netip.AddrPortFrom(clientIP4, 40001), client6}
+	clients := []netip.AddrPort{client6}
+	for port := range uint16(maxBursts) { // one more than bursts
+		clients = append(clients, netip.AddrPortFrom(clientIP4, 40000+port))
+	}
 	var got map[netip.AddrPort][]string
 	note := func(to map[netip.AddrPort][]string, client netip.AddrPort, tr flow.Train) {
 		for _, d := range datagramsIn(tr.Payload, tr.Segment) {
@@ -142,6 +145,24 @@ func TestEveryReplyReachesTheClientInOrder(t *testing.T) {
 			}
 		})
 	})
+}
+
+func TestClientsThatTakeTurnsAreHandedOnByTheBurst(t *testing.T) {
+	b := newTapBed(t, nil)
+	calls := 0
+	b.burst = func(f flow.Flow, ts []flow.Train) {
+		if calls++; len(ts) != BatchSize/maxBursts || f.Source.Addr() != clientIP4 {
+			t.Errorf("%d trains of %v at once", len(ts), f.Source)
+		}
+	}
+	for i := range BatchSize {
+		client := netip.AddrPortFrom(clientIP4, uint16(40000+i%maxBursts))
+		add(b.batch, wirePacket{datagram(client, dst4, count(100), nil), Offload{}})
+	}
+	b.batch.Deliver()
+	if calls != maxBursts {
+		t.Errorf("%d calls, want %d", calls, maxBursts)
+	}
 }
 
 func TestEqualRepliesAreOnePacketWhereTheDeviceSegments(t *testing.T) {

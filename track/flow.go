@@ -34,6 +34,7 @@ var _ flow.Meter = (*Flow)(nil)
 type ending struct {
 	err    error // never nil
 	killed bool
+	byEnd  bool // else by Close
 }
 
 // ID is the flow's number.
@@ -70,6 +71,7 @@ func (f *Flow) End(cause error) { f.endOnce(cause) }
 // endOnce reports whether this call ended the flow.
 func (f *Flow) endOnce(cause error) bool {
 	e := newEnding(cause)
+	e.byEnd = true
 	if !f.ending.CompareAndSwap(nil, e) {
 		return false
 	}
@@ -95,10 +97,20 @@ func (f *Flow) Cause() error {
 	return nil
 }
 
+// ended is whether End ended it.
+func (f *Flow) ended() bool {
+	e := f.ending.Load()
+	return e != nil && e.byEnd
+}
+
 func (f *Flow) killed() bool {
 	e := f.ending.Load()
 	return e != nil && e.killed
 }
+
+// Change puts a live flow under another principal, the zero one for nobody. What it
+// moved so far stays with the one before. It reports whether the flow is registered.
+func (f *Flow) Change(p Principal) bool { return f.tracker.shardOf(f.id).change(f, p) }
 
 // Close takes the flow out of the registry, keeps its record with the final counters
 // among the closed ones, and sends the closed event. The reason is that of the cause
@@ -107,13 +119,13 @@ func (f *Flow) killed() bool {
 func (f *Flow) Close(cause error) {
 	f.ending.CompareAndSwap(nil, newEnding(cause))
 	t := f.tracker
-	final, ok := t.shardOf(f.id).close(f.id)
+	final, ok := t.shardOf(f.id).close(f)
 	if !ok {
 		return
 	}
 	t.live.Add(-1)
 	var r Record
-	r.fill(final)
+	r.fill(&final)
 	r.Ended = time.Now()
 	r.Reason = flow.ReasonOf(f.Cause())
 	t.closed.add(&r)

@@ -7,7 +7,7 @@ import (
 	"gatewayd/flow"
 )
 
-// Meta is what a flow is, fixed when it opens.
+// Meta is what a flow is, fixed when it opens; only its Principal may change.
 type Meta struct {
 	Session  uint64           // 0: none
 	Inbound  string           // tag of the device that it came from
@@ -26,6 +26,13 @@ type Meta struct {
 	UserName string
 }
 
+// Principal is who a flow runs under. The zero value is nobody.
+type Principal struct {
+	Session  uint64
+	User     flow.UserKey
+	UserName string
+}
+
 // Record is a flow at one moment.
 type Record struct {
 	ID flow.ID
@@ -40,9 +47,12 @@ type Record struct {
 }
 
 // fill writes the record of a flow as it was seen.
-func (r *Record) fill(s sight) {
+func (r *Record) fill(s *sight) {
 	f := s.flow
 	*r = Record{ID: f.id, Meta: f.meta, Started: f.started, Up: s.up, Down: s.down, Killed: f.killed()}
+	if s.changed {
+		r.Session, r.User, r.UserName = s.principal.Session, s.principal.User, s.principal.UserName
+	}
 	if s.active != 0 {
 		r.Active = f.tracker.began.Add(time.Duration(s.active))
 	}

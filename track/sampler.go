@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gatewayd/flow"
@@ -64,13 +65,9 @@ type sampler struct {
 	outbounds map[string]*tally
 	users     map[flow.UserKey]*userTally // everyone seen: their totals go on when they return
 	present   []*userTally                // users of this tick
-	taken     []group
 
-	published struct {
-		sync.Mutex
-		newest  *Snapshot
-		changed signal
-	}
+	newest atomic.Pointer[Snapshot]
+	ticked bell
 }
 
 func (s *sampler) init(now time.Time) {
@@ -78,7 +75,7 @@ func (s *sampler) init(now time.Time) {
 	s.inbounds = make(map[string]*tally)
 	s.outbounds = make(map[string]*tally)
 	s.users = make(map[flow.UserKey]*userTally)
-	s.published.newest = &Snapshot{Inbounds: map[string]Stats{}, Outbounds: map[string]Stats{}, Users: []UserStats{}}
+	s.newest.Store(&Snapshot{Inbounds: map[string]Stats{}, Outbounds: map[string]Stats{}, Users: []UserStats{}})
 }
 
 // Run samples every interval until ctx ends, and once more then; it returns nil. The
@@ -112,44 +109,46 @@ func (t *Tracker) sampleLocked(now time.Time) {
 	s := &t.sampler
 	s.tick++
 	s.present = s.present[:0]
-	for i := range t.shards {
-		sh := &t.shards[i]
-		for from, more := 0, true; more; from += scanChunk {
-			more = sh.sample(from, int64(now.Sub(t.began)))
-		}
-		for from, more := 0, true; more; from += scanChunk {
-			s.taken, more = sh.drain(s.taken[:0], from)
-			for j := range s.taken {
-				s.countLocked(&s.taken[j])
-			}
-			clear(s.taken)
-		}
-	}
+	since := int64(now.Sub(t.began))
+	t.chunks(scanChunk, func(sh *shard, from int) bool { return sh.sample(from, since) })
+	t.chunks(groupChunk, func(sh *shard, from int) bool { return sh.drain(from, s.countLocked) })
 	interval := now.Sub(s.last)
 	s.last = now
 	snap := s.snapshotLocked(interval)
 	snap.Took = time.Since(now)
-	s.publish(snap)
+	s.newest.Store(snap)
+	s.ticked.strike()
 }
 
 // countLocked adds what one group took in this tick to every line that it belongs to.
 func (s *sampler) countLocked(g *group) {
+	if g.inbound == nil {
+		s.findLocked(g)
+	}
 	s.total.add(s.tick, g)
-	line(s.inbounds, g.key.inbound).add(s.tick, g)
-	line(s.outbounds, g.key.outbound).add(s.tick, g)
-	if g.key.user == 0 || g.flows == 0 && g.up|g.down == 0 {
+	g.inbound.add(s.tick, g)
+	g.outbound.add(s.tick, g)
+	if g.person == nil || g.flows == 0 && g.up|g.down == 0 {
 		return
 	}
-	u := s.users[g.key.user]
-	if u == nil {
-		u = &userTally{key: g.key.user}
-		s.users[g.key.user] = u
+	if g.person.tick != s.tick {
+		s.present = append(s.present, g.person)
 	}
-	if u.tick != s.tick {
-		s.present = append(s.present, u)
+	g.person.name = g.name
+	g.person.add(s.tick, g)
+}
+
+// findLocked finds or makes the lines that a group belongs to.
+func (s *sampler) findLocked(g *group) {
+	g.inbound = line(s.inbounds, g.key.inbound)
+	g.outbound = line(s.outbounds, g.key.outbound)
+	if g.key.user == 0 {
+		return
 	}
-	u.name = g.name
-	u.add(s.tick, g)
+	if g.person = s.users[g.key.user]; g.person == nil {
+		g.person = &userTally{key: g.key.user}
+		s.users[g.key.user] = g.person
+	}
 }
 
 func line(m map[string]*tally, tag string) *tally {
@@ -217,38 +216,20 @@ func (s *sampler) snapshotLocked(interval time.Duration) *Snapshot {
 	return snap
 }
 
-func (s *sampler) publish(snap *Snapshot) {
-	p := &s.published
-	p.Lock()
-	defer p.Unlock()
-	p.newest = snap
-	p.changed.fire()
-}
-
 // Snapshot is the newest snapshot: of the last tick, or an empty one of tick 0 before
 // the first.
-func (t *Tracker) Snapshot() *Snapshot {
-	p := &t.sampler.published
-	p.Lock()
-	defer p.Unlock()
-	return p.newest
-}
+func (t *Tracker) Snapshot() *Snapshot { return t.sampler.newest.Load() }
 
 // Watch blocks until there is a snapshot of a tick later than after, or ctx ends (its
 // error). Who comes late gets the newest and misses those between.
 func (t *Tracker) Watch(ctx context.Context, after uint64) (*Snapshot, error) {
-	p := &t.sampler.published
 	for {
-		p.Lock()
-		snap, wait := p.newest, p.changed.wait()
-		p.Unlock()
-		if snap.Tick > after {
+		if snap := t.Snapshot(); snap.Tick > after {
 			return snap, nil
 		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
+		t.sampler.ticked.wait(ctx.Done(), nil, func() bool { return t.Snapshot().Tick > after })
 	}
 }

@@ -1,37 +1,47 @@
 package track
 
 import (
+	"math/bits"
 	"sync"
 
 	"gatewayd/flow"
 )
 
 const (
-	shardCount = 16   // flows are spread over the shards by id
-	blockSize  = 64   // slots that a shard allocates at once
-	scanChunk  = 1024 // slots or groups visited in one hold of a shard's lock
+	shardCount = 64  // flows are spread over the shards by id
+	blockSize  = 64  // slots that a shard allocates at once: one word says which are free
+	scanChunk  = 256 // slots visited in one hold of a shard's lock; whole blocks
+	groupChunk = 64  // groups, likewise
 )
 
 // slot is the hot part of a flow: one cache line, without pointers.
 //
-// States: free (no flow in the block's flows) and live. Only open makes a free slot
+// States: free (its bit in the block's free) and live. Only open makes a free slot
 // live and only close frees it, both under the shard's lock. up and down may be
 // added to at any time by the relay of the live flow; the rest belongs to the lock.
 type slot struct {
 	up, down    counter // since the last sample
 	sampledUp   uint64  // bytes that samples took so far
 	sampledDown uint64
-	active      int64    // last sample that found bytes, in ns since the tracker began; 0: none
-	group       uint32   // index in shard.groups
-	_           [20]byte // to 64 bytes
+	active      int64   // last sample that found bytes, in ns since the tracker began; 0: none
+	session     uint64  // of a changed principal; the rest of it is the group's
+	group       uint32  // index in shard.groups
+	at          uint32  // its own index in the shard
+	low         uint32  // low half of the flow's id
+	changed     bool    // the principal is not the Meta's any more
+	_           [3]byte // to 64 bytes
 }
 
 // block is a run of slots that never moves, beside the flows in them. The slots are
-// an allocation of their own: pointer-free memory of this size starts on a cache line.
+// pointer-free memory, which begins on a cache line at this size. What few blocks say
+// of many flows lies together.
 type block struct {
+	free  uint64 // a bit for each free slot
 	slots *[blockSize]slot
-	flows [blockSize]*Flow // nil: the slot is free
+	flows *[blockSize]*Flow // nil where free
 }
+
+const allFree = 1<<blockSize - 1
 
 // groupKey is what the sampler sums flows by.
 type groupKey struct {
@@ -48,136 +58,208 @@ type group struct {
 	up, down uint64 // bytes since the last tick
 	flows    int    // live now
 	used     bool
+
+	// The sampler's, of these three; found by the first tick.
+	inbound, outbound *tally
+	person            *userTally
 }
 
 // shard is one part of the registry.
 type shard struct {
 	mu sync.Mutex
 	// guarded by mu
-	index      map[flow.ID]uint32 // live flows to their slots
 	blocks     []block
-	slots      int      // slots in use once; blocks hold at least so many
-	free       []uint32 // of those, the free ones
+	lowest     int // no block before it has a free slot
 	groups     []group
 	groupIndex map[groupKey]uint32
 	freeGroups []uint32
+	lastGroup  uint32 // that a flow joined; the next one often joins the same
+	_          [32]byte
 }
 
-func (s *shard) init() {
-	s.index = make(map[flow.ID]uint32)
-	s.groupIndex = make(map[groupKey]uint32)
-}
+func (s *shard) init() { s.groupIndex = make(map[groupKey]uint32) }
 
 // open registers f and gives it a slot.
 func (s *shard) open(f *Flow) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := s.freeSlotLocked()
-	b := &s.blocks[i/blockSize]
-	p := &b.slots[i%blockSize]
+	at := s.freeSlotLocked()
+	b, i := &s.blocks[at/blockSize], at%blockSize
+	b.free &^= 1 << i
+	b.flows[i] = f
+	p := &b.slots[i]
 	p.sampledUp, p.sampledDown, p.active = 0, 0, 0
-	p.group = s.joinLocked(&f.meta)
+	p.at, p.low, p.changed = at, uint32(f.id), false
+	p.group = s.joinLocked(groupKey{f.meta.Inbound, f.meta.Outbound, f.meta.User}, f.meta.UserName)
 	f.slot, f.generation = p, p.up.generation()
-	b.flows[i%blockSize] = f
-	s.index[f.id] = i
 }
 
+// freeSlotLocked finds the first free slot, so that flows stay close together and the
+// last blocks empty.
 func (s *shard) freeSlotLocked() uint32 {
-	if n := len(s.free); n > 0 {
-		i := s.free[n-1]
-		s.free = s.free[:n-1]
-		return i
+	for ; s.lowest < len(s.blocks); s.lowest++ {
+		if free := s.blocks[s.lowest].free; free != 0 {
+			return uint32(s.lowest*blockSize + bits.TrailingZeros64(free))
+		}
 	}
-	if s.slots == len(s.blocks)*blockSize {
-		s.blocks = append(s.blocks, block{slots: new([blockSize]slot)})
-	}
-	s.slots++
-	return uint32(s.slots - 1)
+	s.blocks = append(s.blocks, block{free: allFree, slots: new([blockSize]slot), flows: new([blockSize]*Flow)})
+	return uint32(s.lowest * blockSize)
 }
 
-// joinLocked counts one more live flow in the group that m belongs to.
-func (s *shard) joinLocked(m *Meta) uint32 {
-	key := groupKey{m.Inbound, m.Outbound, m.User}
-	i, ok := s.groupIndex[key]
-	if !ok {
-		i = s.freeGroupLocked()
-		s.groups[i] = group{key: key, used: true}
-		s.groupIndex[key] = i
+// freeLocked gives a slot back, and blocks at the end that it leaves empty, but one.
+func (s *shard) freeLocked(at uint32) {
+	b, i := &s.blocks[at/blockSize], at%blockSize
+	b.free |= 1 << i
+	b.flows[i] = nil
+	s.lowest = min(s.lowest, int(at/blockSize))
+	for n := len(s.blocks); n > 1 && s.blocks[n-1].free == allFree && s.blocks[n-2].free == allFree; n-- {
+		s.blocks[n-1] = block{}
+		s.blocks = s.blocks[:n-1]
+	}
+}
+
+// joinLocked counts one more live flow in the group of key.
+func (s *shard) joinLocked(key groupKey, name string) uint32 {
+	i := s.lastGroup
+	if int(i) >= len(s.groups) || !s.groups[i].used || s.groups[i].key != key {
+		i = s.groupLocked(key)
+		s.lastGroup = i
 	}
 	g := &s.groups[i]
 	g.flows++
-	g.name = m.UserName
+	g.name = name
 	return i
 }
 
-func (s *shard) freeGroupLocked() uint32 {
-	if n := len(s.freeGroups); n > 0 {
-		i := s.freeGroups[n-1]
-		s.freeGroups = s.freeGroups[:n-1]
+// groupLocked finds or makes the group of key.
+func (s *shard) groupLocked(key groupKey) uint32 {
+	i, ok := s.groupIndex[key]
+	if ok {
 		return i
 	}
-	s.groups = append(s.groups, group{})
-	return uint32(len(s.groups) - 1)
+	if n := len(s.freeGroups); n > 0 {
+		i = s.freeGroups[n-1]
+		s.freeGroups = s.freeGroups[:n-1]
+	} else {
+		i = uint32(len(s.groups))
+		s.groups = append(s.groups, group{})
+	}
+	s.groups[i] = group{key: key, used: true}
+	s.groupIndex[key] = i
+	return i
 }
 
-// sight is a flow as a look at its slot found it.
+// sight is a flow as a look at its slot found it. Looking does not touch the flow.
 type sight struct {
-	flow     *Flow
-	up, down uint64
-	active   int64
+	flow      *Flow
+	up, down  uint64
+	active    int64
+	changed   bool
+	principal Principal // once changed
 }
 
-func (p *slot) sight(f *Flow) sight {
-	return sight{f, p.sampledUp + p.up.pending(), p.sampledDown + p.down.pending(), p.active}
+func (s *shard) sightLocked(p *slot, f *Flow) sight {
+	seen := sight{
+		flow: f, up: p.sampledUp + p.up.pending(), down: p.sampledDown + p.down.pending(),
+		active: p.active, changed: p.changed,
+	}
+	if p.changed {
+		g := &s.groups[p.group]
+		seen.principal = Principal{p.session, g.key.user, g.name}
+	}
+	return seen
 }
 
-// close takes the flow of id out. What it moved since the last sample goes to its
-// group, from which the next tick takes it. False: no such flow, or not any more.
-func (s *shard) close(id flow.ID) (final sight, ok bool) {
+// liveLocked tells whether f is registered.
+func (s *shard) liveLocked(f *Flow) bool {
+	at := f.slot.at
+	return int(at/blockSize) < len(s.blocks) && s.blocks[at/blockSize].flows[at%blockSize] == f
+}
+
+// close takes f out. What it moved since the last sample goes to its group, from which
+// the next tick takes it. False: it is not registered any more.
+func (s *shard) close(f *Flow) (final sight, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, ok := s.index[id]
-	if !ok {
+	if !s.liveLocked(f) {
 		return sight{}, false
 	}
-	b := &s.blocks[i/blockSize]
-	p := &b.slots[i%blockSize]
-	up, down := p.up.retire(), p.down.retire()
-	g := &s.groups[p.group]
-	g.up += up
-	g.down += down
-	g.flows--
-	final = sight{b.flows[i%blockSize], p.sampledUp + up, p.sampledDown + down, p.active}
-	b.flows[i%blockSize] = nil
-	s.free = append(s.free, i)
-	delete(s.index, id)
+	p := f.slot
+	s.moveLocked(p, p.up.retire(), p.down.retire())
+	final = s.sightLocked(p, f)
+	s.groups[p.group].flows--
+	s.freeLocked(p.at)
 	return final, true
 }
 
-// get looks one flow up.
-func (s *shard) get(id flow.ID) (sight, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	i, ok := s.index[id]
-	if !ok {
-		return sight{}, false
-	}
-	b := &s.blocks[i/blockSize]
-	return b.slots[i%blockSize].sight(b.flows[i%blockSize]), true
+// moveLocked credits bytes that were taken from a slot's counters to its group.
+func (s *shard) moveLocked(p *slot, up, down uint64) {
+	p.sampledUp += up
+	p.sampledDown += down
+	g := &s.groups[p.group]
+	g.up += up
+	g.down += down
 }
 
-// look appends the live flows of one chunk of slots; more tells that others follow it.
+// change gives f another principal, after a sample of it: what has moved stays with
+// whom it was. False: it is not registered any more.
+func (s *shard) change(f *Flow, to Principal) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.liveLocked(f) {
+		return false
+	}
+	p := f.slot
+	s.moveLocked(p, p.up.take(), p.down.take())
+	s.groups[p.group].flows--
+	p.session, p.changed = to.Session, true
+	p.group = s.joinLocked(groupKey{f.meta.Inbound, f.meta.Outbound, to.User}, to.UserName)
+	return true
+}
+
+// get looks one flow up. There is no index by id, which every open and close would
+// have to keep: the slots of one shard are soon looked through.
+func (s *shard) get(id flow.ID) (seen sight, ok bool) {
+	for from, more := 0, id != 0; more && !ok; from += scanChunk {
+		seen, ok, more = s.find(id, from)
+	}
+	return seen, ok
+}
+
+// find looks for a flow in one chunk of slots.
+func (s *shard) find(id flow.ID, from int) (seen sight, ok, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	chunk, more := s.chunkLocked(from)
+	for _, b := range chunk {
+		for i := range b.slots {
+			if p := &b.slots[i]; p.low == uint32(id) && b.flows[i] != nil && b.flows[i].id == id {
+				return s.sightLocked(p, b.flows[i]), true, more
+			}
+		}
+	}
+	return sight{}, false, more
+}
+
+// chunkLocked is one chunk of slots; more tells that others follow it.
+func (s *shard) chunkLocked(from int) (chunk []block, more bool) {
+	first := min(from/blockSize, len(s.blocks))
+	end := min(first+scanChunk/blockSize, len(s.blocks))
+	return s.blocks[first:end], end < len(s.blocks)
+}
+
+// look appends the live flows of one chunk of slots.
 func (s *shard) look(seen []sight, from int) (_ []sight, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end := min(from+scanChunk, s.slots)
-	for i := from; i < end; i++ {
-		b := &s.blocks[i/blockSize]
-		if f := b.flows[i%blockSize]; f != nil {
-			seen = append(seen, b.slots[i%blockSize].sight(f))
+	chunk, more := s.chunkLocked(from)
+	for _, b := range chunk {
+		for live := ^b.free; live != 0; live &= live - 1 {
+			i := bits.TrailingZeros64(live)
+			seen = append(seen, s.sightLocked(&b.slots[i], b.flows[i]))
 		}
 	}
-	return seen, end < s.slots
+	return seen, more
 }
 
 // sample moves what one chunk of slots counted into their groups. It reads free
@@ -185,35 +267,34 @@ func (s *shard) look(seen []sight, from int) (_ []sight, more bool) {
 func (s *shard) sample(from int, now int64) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end := min(from+scanChunk, s.slots)
-	for i := from; i < end; i++ {
-		p := &s.blocks[i/blockSize].slots[i%blockSize]
-		up, down := p.up.take(), p.down.take()
-		if up|down == 0 {
+	chunk, more := s.chunkLocked(from)
+	for _, b := range chunk {
+		if b.free == allFree {
 			continue
 		}
-		p.sampledUp += up
-		p.sampledDown += down
-		p.active = now
-		g := &s.groups[p.group]
-		g.up += up
-		g.down += down
+		for i := range b.slots {
+			p := &b.slots[i]
+			if up, down := p.up.take(), p.down.take(); up|down != 0 {
+				s.moveLocked(p, up, down)
+				p.active = now
+			}
+		}
 	}
-	return end < s.slots
+	return more
 }
 
-// drain appends one chunk of groups as they are, empties them, and gives up those
-// that no live flow is in.
-func (s *shard) drain(taken []group, from int) (_ []group, more bool) {
+// drain has one chunk of groups counted, empties them, and gives up those that no live
+// flow is in. count runs under the lock.
+func (s *shard) drain(from int, count func(*group)) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end := min(from+scanChunk, len(s.groups))
+	end := min(from+groupChunk, len(s.groups))
 	for i := from; i < end; i++ {
 		g := &s.groups[i]
 		if !g.used {
 			continue
 		}
-		taken = append(taken, *g)
+		count(g)
 		g.up, g.down = 0, 0
 		if g.flows == 0 {
 			delete(s.groupIndex, g.key)
@@ -221,5 +302,5 @@ func (s *shard) drain(taken []group, from int) (_ []group, more bool) {
 			s.freeGroups = append(s.freeGroups, uint32(i))
 		}
 	}
-	return taken, end < len(s.groups)
+	return end < len(s.groups)
 }

@@ -74,7 +74,7 @@ func (t *Tracker) Open(m Meta, end func(cause error)) *Flow {
 	t.shardOf(f.id).open(f)
 	if t.events.wanted() {
 		var r Record
-		r.fill(sight{flow: f})
+		r.fill(&sight{flow: f})
 		t.events.publish(Opened, &r)
 	}
 	return f
@@ -114,7 +114,7 @@ func (t *Tracker) Get(id flow.ID) (Record, bool) {
 		return Record{}, false
 	}
 	var r Record
-	r.fill(s)
+	r.fill(&s)
 	return r, true
 }
 
@@ -138,16 +138,33 @@ func (t *Tracker) Each(visit func(*Record) bool) {
 
 // visit collects a chunk under the shard's lock and calls each without it.
 func (t *Tracker) visit(each func(*Flow, *Record) bool) {
-	var seen []sight
+	seen := make([]sight, 0, scanChunk)
 	var r Record
-	for i := range t.shards {
-		for from, more := 0, true; more; from += scanChunk {
-			seen, more = t.shards[i].look(seen[:0], from)
-			for _, s := range seen {
-				r.fill(s)
-				if !each(s.flow, &r) {
-					return
-				}
+	stopped := false
+	t.chunks(scanChunk, func(sh *shard, from int) (more bool) {
+		if stopped {
+			return false
+		}
+		seen, more = sh.look(seen[:0], from)
+		for i := range seen {
+			r.fill(&seen[i])
+			if stopped = !each(seen[i].flow, &r); stopped {
+				return false
+			}
+		}
+		return more
+	})
+}
+
+// chunks calls visit for one chunk of every shard, then for the next of each that has
+// more: whoever waited for a shard's lock has it long before its next chunk. It goes
+// the other way than ids do: flows that open would follow it from lock to lock.
+func (t *Tracker) chunks(size int, visit func(sh *shard, from int) (more bool)) {
+	for from, left := 0, true; left; from += size {
+		left = false
+		for i := range t.shards {
+			if visit(&t.shards[shardCount-1-i], from) {
+				left = true
 			}
 		}
 	}

@@ -14,7 +14,6 @@ func (t *Tracker) Block(m Meta) {
 // Behind is how many events wait to be read, those included that were overwritten
 // and will be told as missed.
 func (s *Subscription) Behind() uint64 {
-	s.events.mu.Lock()
-	defer s.events.mu.Unlock()
-	return s.events.head - s.next
+	next := s.next.Load() // first: it never passes a head that was read later
+	return s.events.head.Load() - next
 }

@@ -15,18 +15,23 @@ const (
 // be read one after the other.
 type closedRing struct {
 	limit int // that list shows
+	fresh bell
 
 	mu      sync.Mutex
 	size    int      // guarded by mu; what records grows to: limit, or followed
 	records []Record // guarded by mu
 	oldest  int      // guarded by mu; where the next record goes once full
 	count   uint64   // guarded by mu; of all records ever
-	fresh   signal   // guarded by mu
 }
 
 func (c *closedRing) init(limit int) { c.limit, c.size = limit, limit }
 
 func (c *closedRing) add(r *Record) {
+	c.put(r)
+	c.fresh.strike()
+}
+
+func (c *closedRing) put(r *Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count++
@@ -36,7 +41,12 @@ func (c *closedRing) add(r *Record) {
 		c.records[c.oldest] = *r
 		c.oldest = (c.oldest + 1) % len(c.records)
 	}
-	c.fresh.fire()
+}
+
+func (c *closedRing) total() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count
 }
 
 func (c *closedRing) list() []Record {
@@ -67,12 +77,12 @@ func (c *closedRing) follow() uint64 {
 }
 
 // since appends some of the records that came after the first n ones, and tells how
-// many of those are not kept any more. If there is none yet, wait tells when to look.
-func (c *closedRing) since(to []Record, n uint64) (_ []Record, missed uint64, wait <-chan struct{}) {
+// many of those are not kept any more.
+func (c *closedRing) since(to []Record, n uint64) (_ []Record, missed uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n >= c.count {
-		return to, 0, c.fresh.wait()
+		return to, 0
 	}
 	kept := uint64(len(c.records))
 	if c.count-n > kept {
@@ -82,7 +92,7 @@ func (c *closedRing) since(to []Record, n uint64) (_ []Record, missed uint64, wa
 	for i := first; i < min(len(c.records), first+closedRead); i++ {
 		to = append(to, c.records[(c.oldest+i)%len(c.records)])
 	}
-	return to, missed, nil
+	return to, missed
 }
 
 // ClosedReader reads the records of closed flows in the order of their ends, each
@@ -101,22 +111,20 @@ func (t *Tracker) FollowClosed() *ClosedReader { return &ClosedReader{&t.closed,
 // were overwritten unread.
 func (r *ClosedReader) Next(ctx context.Context, records []Record) (_ []Record, missed uint64, err error) {
 	for {
-		got, missed, wait := r.ring.since(records, r.next)
-		if wait == nil {
-			r.next += missed + uint64(len(got)-len(records))
+		got, missed := r.ring.since(records, r.next)
+		if n := uint64(len(got) - len(records)); n > 0 {
+			r.next += missed + n
 			return got, missed, nil
 		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return records, 0, ctx.Err()
 		}
+		r.ring.fresh.wait(ctx.Done(), nil, func() bool { return r.ring.total() > r.next })
 	}
 }
 
 // Counts is how many flows have opened and how many have closed since the start.
 func (t *Tracker) Counts() (opened, closed uint64) {
-	t.closed.mu.Lock()
-	defer t.closed.mu.Unlock()
-	return t.next.Load(), t.closed.count
+	closed = t.closed.total()
+	return t.next.Load(), closed
 }

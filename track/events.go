@@ -38,16 +38,25 @@ type Event struct {
 }
 
 // events is one ring for all subscribers, each of whom has a position in it. Who
-// publishes overwrites the oldest event and waits for nobody. The ring exists only
-// while somebody is subscribed.
+// publishes overwrites the oldest event, takes no lock that a reader takes, and wakes
+// one reader at most. The ring exists only while somebody is subscribed.
 type events struct {
 	limit       int
-	subscribers atomic.Int32 // changed under mu
+	subscribers atomic.Int32  // changed under mu
+	head        atomic.Uint64 // number of the next event; written under mu
+	fresh       bell
 
-	mu    sync.Mutex
-	ring  []Event // guarded by mu; nil without subscribers
-	head  uint64  // guarded by mu; number of the next event
-	fresh signal  // guarded by mu
+	mu   sync.Mutex // of those who publish, subscribe and unsubscribe
+	ring ring       // guarded by mu; nil without subscribers
+}
+
+// ring holds event n at n modulo its length. A place is written before head passes it.
+type ring []atomic.Pointer[sent]
+
+// sent is an event with its number. It never changes.
+type sent struct {
+	n  uint64
+	ev Event
 }
 
 // wanted is whether anybody is subscribed.
@@ -57,23 +66,25 @@ func (e *events) publish(k Kind, r *Record) {
 	if !e.wanted() {
 		return
 	}
+	s := &sent{ev: Event{k, *r}}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ring == nil {
-		return
+	if e.ring != nil {
+		s.n = e.head.Load()
+		e.ring[s.n%uint64(e.limit)].Store(s)
+		e.head.Store(s.n + 1)
 	}
-	ev := &e.ring[e.head%uint64(e.limit)]
-	ev.Kind, ev.Record = k, *r
-	e.head++
-	e.fresh.fire()
+	e.mu.Unlock()
+	e.fresh.strike()
 }
 
 // Subscription is one reader of events, which Close ends.
 type Subscription struct {
 	events *events
+	ring   ring
 	done   chan struct{}
-	next   uint64 // guarded by events.mu; number of the event to read next
-	closed bool   // guarded by events.mu
+	once   sync.Once
+	next   atomic.Uint64 // number of the event to read next; its reader writes it
+	missed uint64        // not told yet
 }
 
 var errUnsubscribed = errors.New("the subscription is closed")
@@ -84,82 +95,69 @@ func (t *Tracker) Subscribe() *Subscription {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ring == nil {
-		e.ring = make([]Event, e.limit)
+		e.ring = make(ring, e.limit)
 	}
 	e.subscribers.Add(1)
-	return &Subscription{events: e, done: make(chan struct{}), next: e.head}
+	s := &Subscription{events: e, ring: e.ring, done: make(chan struct{})}
+	s.next.Store(e.head.Load())
+	return s
 }
 
 // Next blocks until there is an event, ctx ends (its error), or the subscription is
 // closed (an error). missed is how many events were overwritten before this reader
-// came to them; ev is then the oldest that was kept.
+// came to them; ev is then the oldest that was kept. One goroutine at a time may call it.
 func (s *Subscription) Next(ctx context.Context) (ev Event, missed uint64, err error) {
 	for {
+		select {
+		case <-s.done:
+			return Event{}, 0, errUnsubscribed
+		default:
+		}
 		if err := ctx.Err(); err != nil {
 			return Event{}, 0, err
 		}
-		ev, missed, wait, err := s.take()
-		if wait == nil {
-			return ev, missed, err
+		if kept := s.take(); kept != nil {
+			missed, s.missed = s.missed, 0
+			return kept.ev, missed, nil
 		}
-		select {
-		case <-wait:
-		case <-s.done:
-		case <-ctx.Done():
-		}
+		s.events.fresh.wait(ctx.Done(), s.done, func() bool { return s.events.head.Load() != s.next.Load() })
 	}
 }
 
-// take returns the next event, or what to wait for.
-func (s *Subscription) take() (ev Event, missed uint64, wait <-chan struct{}, err error) {
-	e := s.events
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s.closed {
-		return Event{}, 0, nil, errUnsubscribed
+// take returns the oldest event kept that this reader has not read, or nil.
+func (s *Subscription) take() *sent {
+	kept := uint64(len(s.ring))
+	for {
+		next, head := s.next.Load(), s.events.head.Load()
+		if head == next {
+			return nil
+		}
+		if behind := head - next; behind > kept {
+			s.skip(behind - kept)
+			next += behind - kept
+		}
+		if ev := s.ring[next%kept].Load(); ev.n == next {
+			s.next.Store(next + 1)
+			return ev
+		}
+		s.skip(1) // it was overwritten just now
 	}
-	if kept := uint64(e.limit); e.head-s.next > kept {
-		missed = e.head - s.next - kept
-		s.next += missed
-	}
-	if s.next == e.head {
-		return Event{}, 0, e.fresh.wait(), nil
-	}
-	ev = e.ring[s.next%uint64(e.limit)]
-	s.next++
-	return ev, missed, nil, nil
+}
+
+func (s *Subscription) skip(n uint64) {
+	s.next.Add(n)
+	s.missed += n
 }
 
 // Close ends the subscription and a Next that waits. It may be called again.
 func (s *Subscription) Close() {
-	e := s.events
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s.closed {
-		return
-	}
-	s.closed = true
-	close(s.done)
-	if e.subscribers.Add(-1) == 0 {
-		e.ring = nil
-	}
-}
-
-// signal wakes everyone who waits for something to change. It costs nothing while
-// nobody waits. The lock of what changes guards it.
-type signal struct{ ch chan struct{} }
-
-// wait returns what the next fire closes.
-func (s *signal) wait() <-chan struct{} {
-	if s.ch == nil {
-		s.ch = make(chan struct{})
-	}
-	return s.ch
-}
-
-func (s *signal) fire() {
-	if s.ch != nil {
-		close(s.ch)
-		s.ch = nil
-	}
+	s.once.Do(func() {
+		close(s.done)
+		e := s.events
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.subscribers.Add(-1) == 0 {
+			e.ring = nil
+		}
+	})
 }

@@ -19,6 +19,7 @@ type Stream struct {
 	flow    *Flow
 	next    flow.Stream
 	closing sync.Once             // closes next: the owner does, or who ends the flow
+	closed  atomic.Bool           // by the owner
 	broke   atomic.Pointer[error] // the first failure of next
 
 	// Held during a call of that direction: a meter takes one at a time, and a flow is
@@ -104,6 +105,7 @@ func (s *Stream) CloseWrite() error {
 // Close closes the connection, which ends blocked calls, waits for them, and closes the
 // flow: for the reason that the connection's first failure stands for.
 func (s *Stream) Close() error {
+	s.closed.Store(true)
 	err := s.closeNext()
 	s.reading.Lock()
 	defer s.reading.Unlock()
@@ -132,7 +134,9 @@ func (s *Stream) failed(err error) error {
 	case err == nil:
 	case s.flow.ended():
 		return s.flow.Cause()
-	case !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed):
+	case s.closed.Load():
+		return net.ErrClosed
+	case !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded):
 		first := err // which alone escapes
 		s.broke.CompareAndSwap(nil, &first)
 	}

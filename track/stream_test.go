@@ -183,8 +183,8 @@ func TestACloseWaitsForTheBytesOfTheCallUnderWay(t *testing.T) {
 		go func() { n, _ := s.Write(make([]byte, 100)); wrote <- n }()
 		io.ReadFull(far, make([]byte, 60)) // the write goes on with 40 bytes left
 		s.Close()
-		if n := <-wrote; n != 60 || tr.Closed()[0].Up != 60 {
-			t.Errorf("wrote %d, counted %d; want 60", n, tr.Closed()[0].Up)
+		if r := tr.Closed()[0]; <-wrote != 60 || r.Up != 60 || r.Reason != flow.EOF {
+			t.Errorf("closed with %d up as %v; want 60, as eof", r.Up, r.Reason)
 		}
 	})
 }

@@ -83,6 +83,19 @@ func TestLateTicksAreNotMadeUp(t *testing.T) {
 	}
 }
 
+func TestATickOverNoTimeCountsBytesAndHasNoRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := newTracker(t, Options{})
+		f := tr.Open(over("lan", "direct", 1), nil)
+		tr.Final()
+		f.Moved(flow.Up, 100)
+		tr.Final()
+		if s := tr.Snapshot(); s.Tick != 2 || s.Interval != 0 || s.Total != (Stats{Up: 100, Flows: 1}) || s.Users[0].Stats != s.Total {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 func TestASnapshotSumsByTagAndUser(t *testing.T) {
 	tr := newTracker(t, Options{})
 	now := tr.began

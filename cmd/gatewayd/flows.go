@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net"
 	"net/url"
 	"strconv"
@@ -59,22 +61,29 @@ func flowsCommand(a *app) *cobra.Command {
 			if closed {
 				path += "/closed"
 			}
-			if a.json {
-				body, _, err := c.Bytes(ctx, client.Request{Path: path, Query: selectorOf(cmd)})
-				if err != nil {
-					return err
-				}
-				return a.print(body)
+			selector := selectorOf(cmd)
+			body, _, err := c.Bytes(ctx, client.Request{Path: path, Query: selector})
+			if err != nil {
+				return err
 			}
 			var list api.Connections
-			if err := c.Get(ctx, path, selectorOf(cmd), &list); err != nil {
-				return err
+			if err := json.Unmarshal(body, &list); err != nil {
+				return fmt.Errorf("answer of %s: %w", path, err)
+			}
+			if len(list.Flows) == 0 {
+				if err := unknownTag(ctx, c, selector); err != nil {
+					return err
+				}
+			}
+			if a.json {
+				return a.print(body)
 			}
 			return a.print(flowTable(list.Flows, closed, time.Now()).render(a.width()))
 		}),
 	}
 	cmd.Flags().BoolVar(&closed, "closed", false, "list the last closed flows, in the order of their ends")
 	selectorFlags(cmd)
+	completeTags(a, cmd)
 	cmd.AddCommand(killCommand(a))
 	return cmd
 }
@@ -86,6 +95,7 @@ func flowTable(flows []api.Flow, closed bool, now time.Time) *table {
 		{head: "SOURCE", shrink: true},
 		{head: "DESTINATION", shrink: true},
 		{head: "OUTBOUND", shrink: true},
+		{head: "RULE", shrink: true, least: 4},
 		{head: "UP", right: true},
 		{head: "DOWN", right: true},
 		{head: "AGE", right: true},
@@ -103,7 +113,7 @@ func flowTable(flows []api.Flow, closed bool, now time.Time) *table {
 			age = humanAge(end.Sub(time.Time(f.Started)))
 		}
 		row := []string{
-			strconv.FormatUint(f.ID, 10), f.Network, f.Source, shownDestination(f), shownOutbound(f),
+			strconv.FormatUint(f.ID, 10), f.Network, f.Source, shownDestination(f), shownOutbound(f), shownRule(f),
 			humanBytes(value(f.Up)), humanBytes(value(f.Down)), age,
 		}
 		if closed {
@@ -136,6 +146,17 @@ func shownOutbound(f *api.Flow) string {
 	return f.Outbound
 }
 
+// shownRule is the rule's name, else its index, else the default route's dash.
+func shownRule(f *api.Flow) string {
+	switch {
+	case f.RuleName != "":
+		return f.RuleName
+	case f.Rule != nil:
+		return "#" + strconv.Itoa(*f.Rule)
+	}
+	return "-"
+}
+
 func killCommand(a *app) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
@@ -157,6 +178,8 @@ func killCommand(a *app) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "every live flow")
 	selectorFlags(cmd)
+	completeTags(a, cmd)
+	cmd.ValidArgsFunction = a.completing(flowIDs)
 	return cmd
 }
 
@@ -190,6 +213,9 @@ func (a *app) killIDs(ctx context.Context, c *client.Client, args []string) erro
 
 func (a *app) killWhere(ctx context.Context, c *client.Client, selector url.Values) error {
 	n, err := c.KillWhere(ctx, selector)
+	if err == nil && n == 0 {
+		err = unknownTag(ctx, c, selector)
+	}
 	if err != nil {
 		return err
 	}
@@ -200,8 +226,12 @@ func (a *app) reportKilled(n int) error {
 	if a.json {
 		return a.printJSON(api.Closed{Closed: n})
 	}
+	return a.printf("%s\n", killedText(n))
+}
+
+func killedText(n int) string {
 	if n == 1 {
-		return a.printf("killed 1 flow\n")
+		return "killed 1 flow"
 	}
-	return a.printf("killed %d flows\n", n)
+	return fmt.Sprintf("killed %d flows", n)
 }

@@ -42,7 +42,7 @@ func newRoot(a *app) *cobra.Command {
 	root.AddCommand(
 		runCommand(a), checkCommand(a), schemaCommand(a), versionCommand(a), doctorCommand(a), cleanupCommand(a),
 		reloadCommand(a), configCommand(a), statusCommand(a), outboundsCommand(a),
-		flowsCommand(a), killCommand(a), watchCommand(a),
+		flowsCommand(a), killCommand(a), topCommand(a), watchCommand(a),
 	)
 	return root
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -11,23 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gap separates columns; least is what a column that may shrink keeps.
-const (
-	gap   = 2
-	least = 8
-)
+// least is what a column that may shrink keeps, its head at any rate.
+const least = 8
 
 // column is one column of a table.
 type column struct {
 	head   string
 	right  bool // numbers
 	shrink bool // may lose its middle where the terminal is narrow
+	least  int  // what it keeps then; 0: least
 }
 
 // table aligns rows of text under a head.
 type table struct {
 	columns []column
 	rows    [][]string
+	gap     int // between columns, once they are fitted: 2, or 1 where two do not fit
 }
 
 func (t *table) add(cells ...string) {
@@ -61,8 +61,10 @@ func (t *table) render(width int) []byte {
 	return b.Bytes()
 }
 
-// fit takes from the widest column that may shrink, until the table fits or none may.
+// fit takes from the widest column that may shrink, until the table fits or none may,
+// and then from the gaps.
 func (t *table) fit(width int) []int {
+	t.gap = 2
 	widths := make([]int, len(t.columns))
 	for i, c := range t.columns {
 		widths[i] = utf8.RuneCountInString(c.head)
@@ -70,25 +72,29 @@ func (t *table) fit(width int) []int {
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}
-	for width > 0 && total(widths) > width {
+	for width > 0 && t.total(widths) > width {
 		widest := -1
 		for i, c := range t.columns {
-			if c.shrink && widths[i] > least && (widest < 0 || widths[i] > widths[widest]) {
+			if c.shrink && widths[i] > cmp.Or(c.least, least) && (widest < 0 || widths[i] > widths[widest]) {
 				widest = i
 			}
 		}
-		if widest < 0 {
-			break
+		switch {
+		case widest >= 0:
+			widths[widest]--
+		case t.gap > 1:
+			t.gap--
+		default:
+			return widths
 		}
-		widths[widest]--
 	}
 	return widths
 }
 
-func total(widths []int) int {
-	sum := -gap
+func (t *table) total(widths []int) int {
+	sum := -t.gap
 	for _, w := range widths {
-		sum += w + gap
+		sum += w + t.gap
 	}
 	return sum
 }
@@ -101,7 +107,7 @@ func (t *table) line(b *bytes.Buffer, row []string, widths []int) {
 		if t.columns[i].right {
 			cell, pad = pad+cell, ""
 		}
-		line.WriteString(cell + pad + strings.Repeat(" ", gap))
+		line.WriteString(cell + pad + strings.Repeat(" ", t.gap))
 	}
 	fmt.Fprintln(b, strings.TrimRight(line.String(), " "))
 }

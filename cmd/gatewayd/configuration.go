@@ -15,6 +15,7 @@ import (
 	"gatewayd/internal/client"
 	"gatewayd/internal/config"
 	"gatewayd/internal/exitcode"
+	"gatewayd/internal/gateway"
 )
 
 // loadConfig reads file. Without one it reads the default file, or, where there
@@ -49,10 +50,13 @@ func checkCommand(a *app) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Tell what is wrong with a configuration file",
+		Short: "Tell what is wrong with a configuration file, and with the token files that it names",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, path, err := loadConfig(file)
+			c, path, err := loadConfig(file)
+			if err == nil {
+				err = gateway.CheckFiles(c)
+			}
 			name := fileName(path)
 			if !a.json {
 				if err != nil {

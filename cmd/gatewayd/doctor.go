@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -55,11 +56,11 @@ func (a *app) printFindings(findings []finding) error {
 		return a.printJSON(map[string][]finding{"findings": findings})
 	}
 	for _, f := range findings {
-		line := fmt.Sprintf("%-8s %-28s %s", f.Result, f.Check, f.Found)
+		line := fmt.Sprintf("%-8s %-30s %s", f.Result, f.Check, f.Found)
 		if f.Fix != "" {
 			line += ": " + f.Fix
 		}
-		if err := a.printf("%s\n", line); err != nil {
+		if err := a.printf("%s\n", wrap(line, cmp.Or(a.width(), 80), 9)); err != nil {
 			return err
 		}
 	}

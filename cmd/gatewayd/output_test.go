@@ -65,10 +65,31 @@ func TestTheFlowTableFitsEightyColumnsAndKeepsPorts(t *testing.T) {
 
 func TestWhatOthersNamedCannotSteerTheTerminal(t *testing.T) {
 	f := api.Flow{ID: 1, Network: "tcp", Destination: "203.0.113.5:443", Domain: "\x1b[2Jevil\n"}
-	for _, text := range []string{string(flowTable([]api.Flow{f}, false, time.Now()).render(0)), flowLine("opened", &f)} {
+	for _, text := range []string{string(flowTable([]api.Flow{f}, false, time.Now()).render(0)), flowLine("opened", &f, 0), flowLine("opened", &f, 40)} {
 		if strings.ContainsAny(text, "\x1b") || strings.Contains(text, "evil\n") {
 			t.Errorf("%q", text)
 		}
+	}
+}
+
+func TestALineOfWatchFitsTheTerminalWhereItCan(t *testing.T) {
+	n := uint64(123_400_000)
+	at := time.Date(2026, 3, 4, 12, 0, 0, 0, time.Local)
+	f := api.Flow{
+		ID: 1234567, Network: "tcp", Source: "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:1]:51234", Destination: "203.0.113.5:443", Domain: "very-long-name.of-a-host.example.org",
+		Outbound: "direct", Up: &n, Down: &n, Started: api.Time(at.Add(-time.Hour)), Ended: api.Time(at), Reason: "killed",
+	}
+	for width, want := range map[int]string{
+		0:  "12:00:00.000  closed   #1234567 tcp [2001:db8:aaaa:bbbb:cccc:dddd:eeee:1]:51234 > very-long-name.of-a-host.example.org:443 via direct  killed  up 123.4 MB, down 123.4 MB, 1h00m",
+		80: "12:00:00 closed #1234567 tcp […:51234 > v…rg:443 via direct  killed  up 123.4 MB, down 123.4 MB, 1h00m",
+	} {
+		if got := flowLine("closed", &f, width); got != want {
+			t.Errorf("in %d columns: %s\nwant %s", width, got, want)
+		}
+	}
+	f = api.Flow{Network: "udp", Source: f.Source, Destination: "203.0.113.5:443", Outbound: "reject", RuleName: "no-udp", Started: api.Time(at)}
+	if got, want := flowLine("blocked", &f, 80), "12:00:00 blocked udp [2001:db…1]:51234 > 203.0.113.5:443 via reject  rule no-udp"; got != want {
+		t.Errorf("%s\nwant %s", got, want)
 	}
 }
 
@@ -235,6 +256,26 @@ func TestFindingsArePrintedALineEachAndAsJSON(t *testing.T) {
 	var got map[string][]finding
 	if err := a.printFindings(findings); err != nil || json.Unmarshal(out.Bytes(), &got) != nil || len(got["findings"]) != 2 {
 		t.Errorf("%s, %v", out.String(), err)
+	}
+}
+
+func TestTheDoctorKeepsToEightyColumnsAndToEveryWord(t *testing.T) {
+	bad := hostRoot(t, map[string]string{"proc/self/status": "CapEff:\t0\n", "proc/sys/net/ipv4/ping_group_range": "1\t0\n", "proc/sys/net/ipv4/conf/all/rp_filter": "1\n"})
+	findings := append(examine(bad), finding{"x", resultMissing, strings.Repeat("y", 100), "a fix"})
+	var out bytes.Buffer
+	if err := (&app{stdout: &out}).printFindings(findings); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 && !strings.Contains(line, "yyyy") {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	words := strings.Join(strings.Fields(out.String()), " ")
+	for _, f := range findings {
+		if !strings.Contains(words, strings.Join(strings.Fields(f.Fix), " ")) {
+			t.Errorf("%q is not in %s", f.Fix, words)
+		}
 	}
 }
 

@@ -62,7 +62,7 @@ type scripted struct {
 }
 
 func (*scripted) Status() api.Status {
-	return api.Status{Epoch: 4, Associations: 2, Inbounds: []api.Inbound{{Tag: "lan", Type: "tun", Device: "gw0", MTU: 1500, Addresses: []string{"198.18.0.1/30"}}}}
+	return api.Status{Epoch: 4, Associations: 2, FlowLog: &api.FlowLog{File: "/var/log/flows.jsonl", Written: 3, Dropped: 1}, Inbounds: []api.Inbound{{Tag: "lan", Type: "tun", Device: "gw0", MTU: 1500, Addresses: []string{"198.18.0.1/30"}}}}
 }
 
 func (*scripted) Outbounds() []api.Outbound {

@@ -67,6 +67,9 @@ func statusText(s *api.Status, width int) []byte {
 	line("associations", "%d", s.Associations)
 	line("memory", "%s resident, %s heap, %d goroutines", humanBytes(s.Memory.RSS), humanBytes(s.Memory.Heap), s.Memory.Goroutines)
 	line("drops", "%s", dropText(s.Drops))
+	if l := s.FlowLog; l != nil {
+		line("flow log", "%s: %d flows written, %d dropped", l.File, l.Written, l.Dropped)
+	}
 	for _, w := range s.Warnings {
 		line("warning", "%s", w)
 	}

@@ -123,6 +123,26 @@ func elide(s string, width int) string {
 	return string(runes[:front]) + "…" + string(runes[len(runes)-back:])
 }
 
+// wrap breaks s between words into lines of at most width characters; all but the
+// first are indented. A word that is longer stays whole.
+func wrap(s string, width, indent int) string {
+	var b strings.Builder
+	for {
+		line := []rune(s)
+		if len(line) <= width {
+			return b.String() + s
+		}
+		end := strings.LastIndexByte(string(line[:width+1]), ' ')
+		if end <= indent {
+			if end = strings.IndexByte(s[indent:], ' ') + indent; end < indent {
+				return b.String() + s
+			}
+		}
+		b.WriteString(strings.TrimRight(s[:end], " ") + "\n")
+		s = strings.Repeat(" ", indent) + strings.TrimLeft(s[end:], " ")
+	}
+}
+
 // width is the terminal's, 0 if standard output is none: then nothing is cut.
 func (a *app) width() int {
 	f, ok := a.stdout.(*os.File)

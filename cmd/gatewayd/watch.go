@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -59,11 +60,12 @@ func (a *app) flowEvent(ev client.Event) error {
 	if err := json.Unmarshal(ev.Data, &f); err != nil {
 		return fmt.Errorf("event: %w", err)
 	}
-	return a.printf("%s\n", flowLine(ev.Name, &f))
+	return a.printf("%s\n", flowLine(ev.Name, &f, a.width()))
 }
 
-// flowLine is one event as people read it.
-func flowLine(event string, f *api.Flow) string {
+// flowLine is one event as people read it, in width columns where that is possible;
+// 0 is any number.
+func flowLine(event string, f *api.Flow, width int) string {
 	at := time.Time(f.Started)
 	if !f.Ended.IsZero() {
 		at = time.Time(f.Ended)
@@ -71,11 +73,28 @@ func flowLine(event string, f *api.Flow) string {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	line := fmt.Sprintf("%s  %-7s  #%d %s %s > %s via %s", clock(at), event, f.ID, f.Network, f.Source, shownDestination(f), shownOutbound(f))
-	if event == "closed" {
-		line += fmt.Sprintf("  %s  up %s, down %s, %s", f.Reason, humanBytes(value(f.Up)), humanBytes(value(f.Down)), humanAge(at.Sub(time.Time(f.Started))))
+	id := ""
+	if f.ID != 0 {
+		id = fmt.Sprintf("#%d ", f.ID)
 	}
-	return printable(line)
+	tail := " via " + shownOutbound(f)
+	switch event {
+	case "closed":
+		tail += fmt.Sprintf("  %s  up %s, down %s, %s", f.Reason, humanBytes(value(f.Up)), humanBytes(value(f.Down)), humanAge(at.Sub(time.Time(f.Started))))
+	case "blocked":
+		tail += "  rule " + shownRule(f)
+	}
+	head := fmt.Sprintf("%s  %-7s  %s%s ", clock(at), event, id, f.Network)
+	source, dest := printable(f.Source), printable(shownDestination(f))
+	line := head + source + " > " + dest + printable(tail)
+	fits := func() bool { return width == 0 || utf8.RuneCountInString(line) <= width }
+	if !fits() {
+		head = fmt.Sprintf("%s %s %s%s ", at.Local().Format(time.TimeOnly), event, id, f.Network)
+	}
+	for longest := width; longest >= least && !fits(); longest-- {
+		line = head + elide(source, longest) + " > " + elide(dest, longest) + printable(tail)
+	}
+	return line
 }
 
 func clock(t time.Time) string { return t.Local().Format("15:04:05.000") }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -57,25 +58,38 @@ type secret struct {
 // maxToken is the largest token file in bytes.
 const maxToken = 4096
 
-func readTokens(tokens []Token) ([]secret, error) {
-	var out []secret
+// CheckTokens tells what is wrong with the files of tokens, a line each.
+func CheckTokens(tokens []Token) error {
+	_, err := readTokens(tokens)
+	return err
+}
+
+func readTokens(tokens []Token) (out []secret, err error) {
+	var wrong []error
 	for _, t := range tokens {
-		role, err := ParseRole(t.Role)
+		s, err := readToken(t)
 		if err != nil {
-			return nil, fmt.Errorf("api token %s: %w", t.Name, err)
+			wrong = append(wrong, fmt.Errorf("api token %s: %w", t.Name, err))
 		}
-		b, err := os.ReadFile(t.File)
-		if err != nil {
-			return nil, fmt.Errorf("api token %s: %w", t.Name, err)
-		}
-		b = bytes.TrimSpace(b)
-		if len(b) == 0 || len(b) > maxToken {
-			return nil, fmt.Errorf("api token %s: %s has %d bytes: want 1 to %d, write one with: head -c 24 /dev/urandom | base64 > %s",
-				t.Name, t.File, len(b), maxToken, t.File)
-		}
-		out = append(out, secret{t.Name, role, sha256.Sum256(b)})
+		out = append(out, s)
 	}
-	return out, nil
+	return out, errors.Join(wrong...)
+}
+
+func readToken(t Token) (s secret, err error) {
+	role, err := ParseRole(t.Role)
+	if err != nil {
+		return s, err
+	}
+	b, err := os.ReadFile(t.File)
+	if err != nil {
+		return s, err
+	}
+	b = bytes.TrimSpace(b)
+	if len(b) == 0 || len(b) > maxToken {
+		return s, fmt.Errorf("%s has %d bytes: want 1 to %d, write one with: head -c 24 /dev/urandom | base64 > %s", t.File, len(b), maxToken, t.File)
+	}
+	return secret{t.Name, role, sha256.Sum256(b)}, nil
 }
 
 // caller is who is asking; denied says why nobody may.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -161,15 +162,10 @@ func (g *Gateway) listen(cfg *config.Config) error {
 	for _, l := range cfg.API.Listen {
 		o.Listen = append(o.Listen, l.Network+":"+l.Address)
 	}
-	for _, t := range cfg.API.Tokens {
-		o.Tokens = append(o.Tokens, api.Token(t))
-	}
-	if cfg.API.TLS.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(cfg.API.TLS.CertFile, cfg.API.TLS.KeyFile)
-		if err != nil {
-			return exitcode.With(exitcode.Config, fmt.Errorf("api.tls: %w", err))
-		}
-		o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	o.Tokens = tokensOf(cfg)
+	var err error
+	if o.TLS, err = tlsOf(cfg); err != nil {
+		return exitcode.With(exitcode.Config, err)
 	}
 	s, err := api.New(o)
 	if err != nil {
@@ -177,6 +173,32 @@ func (g *Gateway) listen(cfg *config.Config) error {
 	}
 	g.api = s
 	return s.Listen()
+}
+
+// CheckFiles tells what is wrong with the files that cfg names and a start reads:
+// tokens, certificate and key. The error has exitcode.Config.
+func CheckFiles(cfg *config.Config) error {
+	_, err := tlsOf(cfg)
+	return exitcode.With(exitcode.Config, errors.Join(api.CheckTokens(tokensOf(cfg)), err))
+}
+
+func tokensOf(cfg *config.Config) (tokens []api.Token) {
+	for _, t := range cfg.API.Tokens {
+		tokens = append(tokens, api.Token(t))
+	}
+	return tokens
+}
+
+// tlsOf is nil without a certificate.
+func tlsOf(cfg *config.Config) (*tls.Config, error) {
+	if cfg.API.TLS.CertFile == "" {
+		return nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(cfg.API.TLS.CertFile, cfg.API.TLS.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("api.tls: %w", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, nil
 }
 
 // inbound is a device with all that its packets meet first.

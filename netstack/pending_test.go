@@ -157,7 +157,6 @@ func TestCancellingAllCancelsEachWithTheCause(t *testing.T) {
 	}
 }
 
-// outcome is what becomes of p's SYN.
 func TestRoomForManyAttemptsIsGivenBack(t *testing.T) {
 	tab := newTable(0, 0)
 	var ps []*Pending
@@ -179,6 +178,7 @@ func ask(tab *pendingTable, p *Pending, now time.Time) (synResult, flow.Drop) {
 	return tab.syn(p.tuple, p.isn, now, func() *Pending { return p })
 }
 
+// outcome is what becomes of p's SYN.
 func outcome(tab *pendingTable, p *Pending, now time.Time) synResult {
 	result, _ := ask(tab, p, now)
 	return result

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// LinkStats are a device's counters, as it sees itself.
-type LinkStats struct{ RxBytes, RxPackets, TxBytes, TxPackets uint64 }
+// LinkStats are a device's counters, as it sees itself. TxDropped is, of a TUN
+// device, what its full queue lost.
+type LinkStats struct{ RxBytes, RxPackets, TxBytes, TxPackets, TxDropped uint64 }
 
 // Stats reads the counters of a device of the namespace.
 func (n *Netns) Stats(device string) LinkStats {
@@ -34,11 +35,11 @@ func readStats(device string) (LinkStats, error) {
 	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
 		name, counters, _ := strings.Cut(sc.Text(), ":")
 		f := strings.Fields(counters)
-		if strings.TrimSpace(name) != device || len(f) < 10 {
+		if strings.TrimSpace(name) != device || len(f) < 12 {
 			continue
 		}
 		var s LinkStats
-		for i, p := range map[int]*uint64{0: &s.RxBytes, 1: &s.RxPackets, 8: &s.TxBytes, 9: &s.TxPackets} {
+		for i, p := range map[int]*uint64{0: &s.RxBytes, 1: &s.RxPackets, 8: &s.TxBytes, 9: &s.TxPackets, 11: &s.TxDropped} {
 			if *p, err = strconv.ParseUint(f[i], 10, 64); err != nil {
 				return s, err
 			}

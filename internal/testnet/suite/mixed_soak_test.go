@@ -13,7 +13,7 @@ import (
 func TestSoakMixedTrafficOfTenMinutesLeavesMemoryFlat(t *testing.T) {
 	b := newMixedBed(t)
 	b.mixed(t, time.Minute)
-	rest, before := b.rest(t), restingMemory(b.tcpBed)
+	rest, before := b.rest(t), leastMemory(b.tcpBed, settling)
 	resident := b.mixed(t, 9*time.Minute)
 	b.isAsBefore(t, rest)
 	testnet.Until(t, 2*time.Minute, "memory is as before, but for a tenth", func() bool { return b.gw.Process().RSS <= before+before/10 })

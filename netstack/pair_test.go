@@ -111,6 +111,8 @@ type bed struct {
 	drops  flow.Drops
 	handle func(p *Pending)
 	udp    func(f flow.Flow, t flow.Train)
+
+	prepare func(s *session) // of relayTo, before a relay begins; may be nil
 }
 
 func (b *bed) HandleTCP(p *Pending) { b.handle(p) }
@@ -293,6 +295,9 @@ func (b *bed) relayTo(addr string) chan *session {
 			out.Close()
 			return
 		}
+		if b.prepare != nil {
+			b.prepare(s)
+		}
 		sessions <- s
 		s.conn.Relay(out.(*net.TCPConn), &s.meter, func(err error) { s.done <- err })
 	}
@@ -338,7 +343,12 @@ func serve(t *testing.T, f func(c *net.TCPConn)) string {
 			wg.Go(func() { f(c.(*net.TCPConn)) })
 		}
 	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
+	t.Cleanup(func() {
+		l.Close()
+		if !t.Failed() { // else relays may live on, and their servers with them
+			wg.Wait()
+		}
+	})
 	return l.Addr().String()
 }
 

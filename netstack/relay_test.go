@@ -406,15 +406,13 @@ func TestEndResetsBothSidesAtOnceAndCountsWhatTheClientGot(t *testing.T) {
 
 func TestAPausedDirectionMovesNothingUntilItIsWoken(t *testing.T) {
 	b := newBed(t, true, nil)
+	b.prepare = func(s *session) { s.meter.err[flow.Up] = flow.ErrPaused }
 	sessions := b.relayTo(serve(t, func(c *net.TCPConn) {
 		io.Copy(c, c)
 		c.Close()
 	}))
 	c := b.mustDial(dst4)
 	s := recv(t, sessions)
-	s.meter.mu.Lock()
-	s.meter.err[flow.Up] = flow.ErrPaused
-	s.meter.mu.Unlock()
 	c.Write([]byte("hello"))
 	waitFor(t, func() bool { s.meter.mu.Lock(); defer s.meter.mu.Unlock(); return s.meter.waiting != nil })
 	if n := s.meter.moved(flow.Up); n != 0 {

@@ -191,6 +191,9 @@ func (a *association) subLocked(f *flow.Flow, target *Target) (*Sub, flow.Drop) 
 // openLocked adds a sub-link that opens in the background; the least recently
 // sent-to makes room for it.
 func (a *association) openLocked(f *flow.Flow, target *Target) (*Sub, flow.Drop) {
+	if a.t.full() {
+		return nil, flow.DropMemory
+	}
 	s := newSub(a, *f, *target)
 	if !a.t.open(s) {
 		return nil, flow.DropFlowLimit

@@ -347,3 +347,23 @@ func BenchmarkHandleOfManyClients(b *testing.B) {
 		}
 	})
 }
+
+func TestWhileMemoryIsShortNewAssociationsAndSubLinksAreDroppedAndOldOnesCarry(t *testing.T) {
+	full := false
+	bubble(t, func(c *Config) { c.Full = func() bool { return full } }, func(t *testing.T, w *world) {
+		w.say(alice, "192.0.1.1:7", "a")
+		full = true
+		w.say(bob, "192.0.1.1:7", "b")
+		w.say(alice, "192.0.2.1:7", "c") // another outbound
+		w.say(alice, "192.0.1.1:7", "d")
+		if n := w.drops[flow.DropMemory].Load(); n != 2 || w.Associations() != 1 || w.opened() != 1 {
+			t.Fatalf("%d dropped; %d associations, %d sub-links", n, w.Associations(), w.opened())
+		}
+		full = false
+		w.say(bob, "192.0.1.1:7", "e")
+		w.say(alice, "192.0.2.1:7", "f")
+		if w.Associations() != 2 || w.opened() != 3 || w.drops[flow.DropMemory].Load() != 2 {
+			t.Errorf("%d associations, %d sub-links after it", w.Associations(), w.opened())
+		}
+	})
+}

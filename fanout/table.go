@@ -79,8 +79,11 @@ type Config struct {
 	// Trusted tells of sources that are known to be real otherwise: Opens does not
 	// limit them. It is called with no lock held, for new associations. May be nil.
 	Trusted func(source netip.Addr) bool
-	Drops   *flow.Drops
-	Log     *slog.Logger // may be nil
+	// Full reports that there is no memory for another association or sub-link. It
+	// is called for each, with locks held, and must be quick. May be nil.
+	Full  func() bool
+	Drops *flow.Drops
+	Log   *slog.Logger // may be nil
 }
 
 // Timeouts are how long a sub-link lives without a datagram in either direction.
@@ -272,6 +275,9 @@ func (t *Table) find(k key, f *flow.Flow, now int64) (*association, flow.Drop) {
 	if a != nil {
 		return a, 0
 	}
+	if t.full() {
+		return nil, flow.DropMemory
+	}
 	if !t.mayOpen(f.Source.Addr(), now) {
 		return nil, flow.DropOpenRate
 	}
@@ -293,6 +299,8 @@ func (t *Table) find(k key, f *flow.Flow, now int64) (*association, flow.Drop) {
 	}
 	return fresh, 0
 }
+
+func (t *Table) full() bool { return t.cfg.Full != nil && t.cfg.Full() }
 
 // reserve counts one association more; when that would be too many, it evicts
 // an idle one first, so that the count never exceeds the limit.

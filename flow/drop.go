@@ -31,12 +31,13 @@ const (
 	DropOpenRate                    // as many associations begun by sources that never got an answer
 	DropResources                   // this host was out of descriptors, ports or memory
 	DropHandshake                   // an acknowledgement that does not know what it acknowledges, as of a forged source
+	DropMemory                      // a new connection or association while memory is short
 	NumDrops                        // how many causes there are
 )
 
 var dropNames = [NumDrops]string{
 	"malformed", "checksum", "fragment", "protocol", "multicast", "source", "self", "blocked",
-	"syn_limit", "flow_limit", "queue_full", "open_failed", "send_failed", "filter", "too_big", "device_write", "port_zero", "ttl", "icmp_limit", "syn_rate", "open_rate", "resources", "handshake",
+	"syn_limit", "flow_limit", "queue_full", "open_failed", "send_failed", "filter", "too_big", "device_write", "port_zero", "ttl", "icmp_limit", "syn_rate", "open_rate", "resources", "handshake", "memory",
 }
 
 // String is the cause's name in status and metrics.

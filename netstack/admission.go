@@ -22,6 +22,7 @@ type admission struct {
 	shares admit.Shares
 	rates  admit.Rates
 	drops  *flow.Drops
+	full   func() bool // there is no memory for another attempt; nil: there is
 	// displaced counts attempts that lost their place and did not get their verdict
 	// yet: their dials are ending. They are in the table, and in shares no more.
 	displaced int
@@ -40,6 +41,9 @@ var errDisplaced = &flow.Cause{Reason: flow.Evicted, Text: "the attempt made roo
 // the cause to drop its SYN for.
 func (t *pendingTable) admitLocked(src netip.Addr, now time.Time) (trusted bool, cause flow.Drop, ok bool) {
 	a := &t.admission
+	if a.full != nil && a.full() {
+		return false, flow.DropMemory, false // its next SYN may find room; a reset would be an answer for good
+	}
 	if !a.rates.Allow(src, now) {
 		return false, flow.DropSYNRate, false
 	}

@@ -224,7 +224,7 @@ func TestFact9ModerateRecvBufGrowsTheWindow(t *testing.T) {
 	var without, with int64
 	t.Run("without", func(t *testing.T) { without = size(t, false) })
 	t.Run("with", func(t *testing.T) { with = size(t, true) })
-	if without != int64(recvBuffer.Default) || with < 2*without {
+	if without != int64(DefaultBuffers.Recv) || with < 2*without {
 		t.Fatalf("the receive buffer ends at %d bytes without and %d with it", without, with)
 	}
 }

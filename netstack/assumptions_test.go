@@ -187,7 +187,8 @@ func TestFact4TheStackHasItsOptions(t *testing.T) {
 	if retries != maxRetries {
 		t.Errorf("%d retries", retries)
 	}
-	if time.Duration(wait) != timeWait || rcv != recvBuffer || snd != sendBuffer {
+	got := Buffers{Recv: rcv.Default, RecvMax: rcv.Max, Send: snd.Default, SendMax: snd.Max}
+	if time.Duration(wait) != timeWait || got != DefaultBuffers {
 		t.Errorf("time wait %s, buffers %+v and %+v", time.Duration(wait), rcv, snd)
 	}
 }

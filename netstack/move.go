@@ -229,7 +229,7 @@ func (c *Conn) moveDown() (again bool) {
 			c.set(outReadable)
 			return false
 		}
-		n, ok := c.writeClient(min(waiting, limit, budget, chunkBytes))
+		n, ok := c.writeClient(min(waiting, limit, budget, int(c.stack.chunk.Load())))
 		if !ok {
 			return false
 		}
@@ -265,7 +265,9 @@ func (c *Conn) writeClient(n int) (int, bool) {
 	c.clear(epWritable)
 	d := downlinks.Get().(*downlink)
 	d.fd, d.left = c.fd, n
-	w, terr := c.ep.Write(d, tcpip.WriteOptions{})
+	// Without Atomic gVisor unlocks the endpoint while it reads d, and then throws
+	// away what a send buffer that shrank meanwhile has no room for.
+	w, terr := c.ep.Write(d, tcpip.WriteOptions{Atomic: true})
 	err := d.err
 	d.err = nil
 	downlinks.Put(d)

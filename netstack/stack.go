@@ -1,12 +1,14 @@
 package netstack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sagernet/gvisor/pkg/tcpip"
@@ -59,6 +61,10 @@ type Config struct {
 	HalfClosed time.Duration
 	Dials      admit.Shares // dials in progress at once
 	SYNs       admit.Rates  // connection attempts begun
+	Buffers    Buffers      // the zero value: DefaultBuffers
+	// Full reports that there is no memory for another connection. It is called for
+	// each SYN that begins one, with a lock held; nil: there always is.
+	Full func() bool
 }
 
 // Stack terminates the TCP of one device and carries its UDP.
@@ -69,8 +75,12 @@ type Stack struct {
 	pending pendingTable
 	workers []*worker
 	builder sync.Pool // *udpBuilder
-	errors  errorLimiter
-	ids     datagramIDs
+
+	forwarder atomic.Pointer[tcp.Forwarder] // of the buffers that hold
+	chunk     atomic.Int32                  // bytes written to an endpoint at once: they stay in memory until the last one is acknowledged
+
+	errors errorLimiter
+	ids    datagramIDs
 
 	paths pathMTUs
 
@@ -80,13 +90,6 @@ type Stack struct {
 }
 
 const nicID = 1
-
-// Buffers of a TCP endpoint toward a client, in bytes. They grow from Default
-// to Max while the traffic needs it.
-var (
-	recvBuffer = tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: 128 << 10, Max: 2 << 20}
-	sendBuffer = tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: 256 << 10, Max: 2 << 20}
-)
 
 const (
 	timeWait = 3 * time.Second
@@ -107,6 +110,7 @@ func New(cfg Config) (*Stack, error) {
 	s.reopened = make(chan reopening, maxReopens)
 	s.fragments = newReassembler(defaultFragmentLimits(), cfg.Drops, s.tellTimeOver)
 	s.pending.init(cfg.Dials, cfg.SYNs, cfg.Drops)
+	s.pending.admission.full = cfg.Full
 	s.net = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},
@@ -120,10 +124,8 @@ func New(cfg Config) (*Stack, error) {
 		s.net.Close()
 		return nil, err
 	}
-	fw := tcp.NewForwarder(s.net, recvBuffer.Default, 1<<30, s.handleRequest) // the limit is the pending table's
-	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, func(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
-		return s.handleSegment(fw, id, pkt)
-	})
+	s.setBuffers(cmp.Or(cfg.Buffers, DefaultBuffers))
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.handleSegment)
 	return s, nil
 }
 
@@ -136,7 +138,7 @@ func (s *Stack) setOptions() error {
 	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	retries := tcpip.TCPMaxRetriesOption(maxRetries)
 	for _, o := range []tcpip.SettableTransportProtocolOption{
-		&sack, &rack, &nagle, &moderate, &reno, &wait, &retries, &recvBuffer, &sendBuffer,
+		&sack, &rack, &nagle, &moderate, &reno, &wait, &retries,
 	} {
 		if err := s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fmt.Errorf("netstack: option %T: %s", o, err)

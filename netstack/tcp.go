@@ -26,7 +26,7 @@ import (
 const acceptTimeout = 10 * time.Second
 
 // handleSegment sees every TCP segment that belongs to no endpoint.
-func (s *Stack) handleSegment(fw *tcp.Forwarder, id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+func (s *Stack) handleSegment(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	h := header.TCP(pkt.TransportHeader().Slice())
 	tp := tupleOf(id)
 	switch flags := h.Flags(); {
@@ -53,7 +53,7 @@ func (s *Stack) handleSegment(fw *tcp.Forwarder, id stack.TransportEndpointID, p
 	case synRepeated:
 		return true
 	}
-	if !fw.HandlePacket(id, pkt) {
+	if !s.forwarder.Load().HandlePacket(id, pkt) {
 		s.pending.remove(p)
 		s.cfg.Drops.Add(flow.DropMalformed, 1)
 	}

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/mdlayher/sdnotify"
@@ -42,7 +41,6 @@ func runGateway(ctx context.Context, a *app, file string) error {
 	}
 	level := new(slog.LevelVar)
 	log := newLogger(a.stderr, cfg.Log, level)
-	tuneCollector()
 	g, err := gateway.New(gateway.Options{Config: cfg, Path: path, Version: version, Log: log, Level: level})
 	if err != nil {
 		return err
@@ -83,13 +81,5 @@ func reloadOnHangup(ctx context.Context, c chan os.Signal, g *gateway.Gateway) (
 		signal.Stop(c)
 		close(c)
 		<-done
-	}
-}
-
-// tuneCollector makes the collector run less often over a small heap: a new
-// connection's cost is to a good part that of collecting what it leaves.
-func tuneCollector() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(200)
 	}
 }

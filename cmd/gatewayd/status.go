@@ -66,6 +66,9 @@ func statusText(s *api.Status, width int) []byte {
 	line("flows", "%d", s.Flows)
 	line("associations", "%d", s.Associations)
 	line("memory", "%s resident, %s heap, %d goroutines", humanBytes(s.Memory.RSS), humanBytes(s.Memory.Heap), s.Memory.Goroutines)
+	if s.Memory.Budget > 0 {
+		line("budget", "%s of %s in use, %s", humanBytes(s.Memory.Used), humanBytes(s.Memory.Budget), s.Memory.Level)
+	}
 	line("drops", "%s", dropText(s.Drops))
 	if l := s.FlowLog; l != nil {
 		line("flow log", "%s: %d flows written, %d dropped", l.File, l.Written, l.Dropped)

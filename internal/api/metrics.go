@@ -76,13 +76,22 @@ func (s *Server) processMetrics(e *exposition, st *Status) {
 	e.family("gatewayd_build_info", "gauge", "The running program; always 1.")
 	metrics.WriteGaugeUint64(e, series("gatewayd_build_info", "version", s.opt.Version, "go", runtime.Version(), "arch", runtime.GOARCH), 1)
 	e.gauge("gatewayd_uptime_seconds", "Seconds since the start.", time.Since(s.started).Seconds())
-	m := readMemory()
+	m := st.Memory
+	readMemory(&m)
 	e.family("gatewayd_memory_bytes", "gauge", "Memory of the process by kind.")
 	for _, kind := range []struct {
 		name  string
 		bytes uint64
-	}{{"rss", m.RSS}, {"heap", m.Heap}, {"stacks", m.Stacks}, {"runtime", m.Runtime}} {
+	}{{"rss", m.RSS}, {"heap", m.Heap}, {"stacks", m.Stacks}, {"runtime", m.Runtime}, {"budget", m.Budget}, {"used", m.Used}} {
 		metrics.WriteGaugeUint64(e, series("gatewayd_memory_bytes", "kind", kind.name), kind.bytes)
+	}
+	e.family("gatewayd_memory_level", "gauge", "How short memory is: 1 for the level that holds, 0 for the others.")
+	for _, level := range MemoryLevels {
+		holds := uint64(0)
+		if level == m.Level {
+			holds = 1
+		}
+		metrics.WriteGaugeUint64(e, series("gatewayd_memory_level", "level", level), holds)
 	}
 	e.gauge("gatewayd_goroutines", "Goroutines of the process.", float64(m.Goroutines))
 	e.gauge("gatewayd_api_streams", "Open event streams of the API.", float64(len(s.streams)))

@@ -192,6 +192,10 @@ type Rules struct {
 	Rules []Rule `json:"rules"`
 }
 
+// MemoryLevels are the levels of Memory: how short memory is. At the last one new
+// flows are refused.
+var MemoryLevels = [...]string{"normal", "elevated", "high", "severe", "full"}
+
 // Memory is what the process holds, in bytes.
 type Memory struct {
 	RSS        uint64 `json:"rss"`
@@ -199,6 +203,9 @@ type Memory struct {
 	Stacks     uint64 `json:"stacks"`
 	Runtime    uint64 `json:"runtime"` // everything that the Go runtime took from the system
 	Limit      uint64 `json:"limit,omitzero"`
+	Budget     uint64 `json:"budget,omitzero"` // absent: there is no limit
+	Used       uint64 `json:"used"`            // of the budget: what no collection would free
+	Level      string `json:"level"`           // one of MemoryLevels
 	Goroutines int    `json:"goroutines"`
 }
 
@@ -209,7 +216,8 @@ type Ledger struct {
 }
 
 // Status is the answer of GET /v1/status. The gateway fills Epoch, Inbounds,
-// Associations, Ledger, FlowLog, BlockedSuppressed and Warnings; the server does the rest.
+// Associations, Ledger, FlowLog, BlockedSuppressed, Warnings and of Memory Budget,
+// Used and Level; the server does the rest.
 type Status struct {
 	Version      string            `json:"version"`
 	UptimeS      float64           `json:"uptime_s"`

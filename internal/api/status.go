@@ -20,7 +20,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) error {
 	st.UptimeS = milliseconds(time.Since(s.started)) / 1000
 	st.Outbounds = outboundShapes(s.opt.Gateway.Outbounds())
 	st.Flows = s.opt.Tracker.Live()
-	st.Memory = readMemory()
+	readMemory(&st.Memory)
 	st.Drops = s.opt.Drops.Map()
 	st.Inbounds = orEmpty(st.Inbounds)
 	for i := range st.Inbounds {
@@ -70,9 +70,10 @@ func (s *Server) openAPI(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// readMemory asks the runtime and the kernel; it stops nothing. The runtime's own
+// readMemory asks the runtime and the kernel for what the gateway did not fill; it
+// stops nothing. The runtime's own
 // goroutines, which come with the first collection, are not counted.
-func readMemory() Memory {
+func readMemory(m *Memory) {
 	samples := []metrics.Sample{
 		{Name: "/memory/classes/heap/objects:bytes"},
 		{Name: "/memory/classes/heap/stacks:bytes"},
@@ -85,11 +86,10 @@ func readMemory() Memory {
 		}
 		return samples[i].Value.Uint64()
 	}
-	m := Memory{RSS: readRSS(), Heap: value(0), Stacks: value(1), Runtime: value(2), Goroutines: runtime.NumGoroutine()}
+	m.RSS, m.Heap, m.Stacks, m.Runtime, m.Goroutines = readRSS(), value(0), value(1), value(2), runtime.NumGoroutine()
 	if limit := debug.SetMemoryLimit(-1); limit < 1<<62 {
 		m.Limit = uint64(limit)
 	}
-	return m
 }
 
 // readRSS is the resident set in bytes, 0 where /proc does not tell.

@@ -232,7 +232,7 @@ func (g *Gateway) openTUN(cfg *config.Config, t config.TUN) (*inbound, error) {
 		Tag: t.Tag, Device: in.dev, Handler: in, Poller: g.poller,
 		Addresses: routersOf(in.dev.Addresses()), IsBroadcast: g.hosts.IsBroadcast, MTUToward: hostnet.MTUToward,
 		Drops: &g.drops, Keepalive: netstack.Keepalive(keep), HalfClosed: cfg.Timeouts.TCP.HalfClosed,
-		Dials: g.limits.dials(cfg.Limits.PerSource.Dials), SYNs: synRates,
+		Dials: g.limits.dials(cfg.Limits.PerSource.Dials), SYNs: synRates, Buffers: g.memory.plan.buffers, Full: g.memory.full,
 	})
 	if err != nil {
 		in.dev.Close() //nolint:errcheck // the first error says it

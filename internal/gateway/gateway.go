@@ -50,6 +50,7 @@ type Gateway struct {
 	drops   flow.Drops
 	blocked blockedEvents
 	limits  *limits
+	memory  *governor
 
 	shortage shortage
 
@@ -75,7 +76,9 @@ func New(opt Options) (g *Gateway, err error) {
 	}()
 	cfg := opt.Config
 	g.apply.config = cfg
-	g.limits = newLimits(cfg.Limits)
+	plan := planMemory(cfg.Profile, thisMachine())
+	g.memory = newGovernor(plan, g.log)
+	g.limits = newLimits(cfg.Limits, plan.flows)
 	g.blocked.rates = blockedRates
 	if g.poller, err = epoll.New(); err != nil {
 		return g, err
@@ -139,7 +142,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	poll := start(devices, "poller", g.poller.Run)
 	hosts := start(devices, "addresses of this host", g.hosts.Run)
 	links := start(devices, "links of this host", g.followDevices)
-	memory := start(devices, "memory", g.freeAfterRush)
+	memory := start(devices, "memory", func(ctx context.Context) error { return g.memory.run(ctx, g.press, g.held) })
 	sampler := start(counting, "sampler", g.tracker.Run)
 	flowLog := start(counting, "flow log", g.flowLog.Run)
 	server := start(serving, "api", g.api.Serve)

@@ -2,9 +2,6 @@ package gateway
 
 import (
 	"net/netip"
-	"os"
-	"regexp"
-	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -45,18 +42,11 @@ var (
 	}
 )
 
-// What limits.flows: auto allows, by descriptors and by memory.
-const (
-	autoFlows    = 1 << 18
-	flowBytes    = 64 << 10 // of RAM for each allowed flow
-	spareFiles   = 256      // descriptors for everything but flows
-	defaultFiles = 1024
-)
-
-func newLimits(c config.Limits) *limits {
+// newLimits makes the limits of c; auto is limits.flows: auto.
+func newLimits(c config.Limits, auto int) *limits {
 	l := &limits{total: c.Flows}
 	if c.Flows == config.Auto {
-		l.total = min(autoFlows, max(memoryTotal()/flowBytes, defaultFiles), max(maxFiles()-spareFiles, 1))
+		l.total = auto
 	}
 	l.flows = admit.Shares{Max: l.total, Per: c.PerSource.Flows}
 	l.maxLinks = part(l.total, 3, 4)
@@ -122,6 +112,8 @@ const maxDials = 4096
 // sub-links, of which those that were evicted are there for a moment more.
 func (l *limits) associations() int { return part(l.total, 1, 2) }
 
+const defaultFiles = 1024
+
 // maxFiles is how many descriptors this process may have open.
 func maxFiles() int {
 	var r unix.Rlimit
@@ -129,17 +121,4 @@ func maxFiles() int {
 		return defaultFiles
 	}
 	return int(min(r.Max, 1<<30)) // Go raised the soft limit at start
-}
-
-var memTotal = regexp.MustCompile(`MemTotal:\s+(\d+) kB`)
-
-// memoryTotal is this machine's RAM in bytes; 0 if unknown.
-func memoryTotal() int {
-	b, _ := os.ReadFile("/proc/meminfo")
-	m := memTotal.FindSubmatch(b)
-	if m == nil {
-		return 0
-	}
-	kb, _ := strconv.Atoi(string(m[1]))
-	return kb << 10
 }

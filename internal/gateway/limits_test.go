@@ -15,7 +15,7 @@ func TestLimitsHoldAndBalance(t *testing.T) {
 	sources := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("fd00::2")}
 	rapid.Check(t, func(t *rapid.T) {
 		total, per := rapid.IntRange(0, 40).Draw(t, "total"), rapid.IntRange(0, 6).Draw(t, "per source")
-		l := newLimits(config.Limits{Flows: total, PerSource: config.SourceLimits{Flows: per}})
+		l := newLimits(config.Limits{Flows: total, PerSource: config.SourceLimits{Flows: per}}, 0)
 		type held struct{ flows, links int }
 		have := map[netip.Addr]held{}
 		var all held
@@ -80,7 +80,7 @@ func TestLimitsHoldAndBalance(t *testing.T) {
 }
 
 func TestDatagramsCanNotTakeEveryFlow(t *testing.T) {
-	l := newLimits(config.Limits{Flows: 100})
+	l := newLimits(config.Limits{Flows: 100}, 0)
 	for i := range 200 {
 		l.acquireLink(netip.AddrFrom4([4]byte{10, 0, byte(i), 1}))
 	}
@@ -94,15 +94,5 @@ func TestDatagramsCanNotTakeEveryFlow(t *testing.T) {
 	}
 	if d := l.dials(256); d.Max != 50 || d.Network != 25 || d.Per != 256 {
 		t.Fatalf("dials %+v", d)
-	}
-}
-
-func TestAutomaticLimitsAreBounded(t *testing.T) {
-	l := newLimits(config.Limits{Flows: config.Auto})
-	if l.total < 1 || l.total > autoFlows || l.total > maxFiles() {
-		t.Fatalf("%d flows with %d descriptors", l.total, maxFiles())
-	}
-	if memoryTotal() < 1<<20 {
-		t.Fatalf("this machine has %d bytes", memoryTotal())
 	}
 }

@@ -1,63 +1,135 @@
 package gateway
 
 import (
-	"context"
-	"runtime"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime/debug"
-	"time"
+	"strconv"
+	"strings"
+
+	"gatewayd/netstack"
 )
 
-// The collector runs when the heap has grown, so that what a flood or a rush hour
-// left stays resident while little happens, until Go collects by itself every two
-// minutes and then returns memory at leisure. A router has other uses for it.
+// machine is what the gateway runs on, as far as memory goes.
+type machine struct {
+	ram   int64 // bytes that this machine or control group has; 0 if unknown
+	limit int64 // bytes, GOMEMLIMIT; 0: none was given; math.MaxInt64: off
+	gogc  bool  // GOGC was given
+	files int   // descriptors that this process may have
+}
+
+// memoryPlan is how much of everything fits a machine.
+type memoryPlan struct {
+	budget  int64 // bytes for heap, stacks and the runtime; 0: no limit
+	buffers netstack.Buffers
+	flows   int // limits.flows: auto
+	percent int // GOGC while memory is plenty; 0: what the environment says
+}
+
 const (
-	memoryLook = time.Second
-	rush       = 500 // things held at once that are worth a collection afterwards
-	// A rush is over when less than this part of it is left.
-	rushOver = 4
+	budgetPart  = 4         // of RAM is the budget
+	minBudget   = 16 << 20  // what the program needs anyway
+	smallRAM    = 2 << 30   // below which a budget is at most smallBudget
+	smallBudget = 256 << 20 // from which on buffers have their full size
+	tinyBudget  = 64 << 20  // up to which collections are frequent; at most for profile: tiny
+	unknownRAM  = 128 << 20 // is assumed where the kernel does not tell
 )
 
-// freeAfterRush returns memory to the system after much was held at once and is
-// gone, until ctx ends.
-func (g *Gateway) freeAfterRush(ctx context.Context) error {
-	tick := time.NewTicker(memoryLook)
-	defer tick.Stop()
-	var r rushes
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-		if r.over(g.held()) {
-			runtime.GC() // what pools hold outlives one collection
-			debug.FreeOSMemory()
-		}
+// Limits of what limits.flows: auto allows. An idle flow takes about half of
+// flowBytes, so that a gateway full of idle ones still has half of its memory.
+const (
+	maxAutoFlows = 1 << 18
+	minAutoFlows = 1024
+	flowBytes    = 16 << 10 // of the budget for each allowed flow
+	spareFiles   = 256      // descriptors for everything but flows
+)
+
+// planMemory decides what fits m under profile, which is auto, tiny or large.
+func planMemory(profile string, m machine) memoryPlan {
+	room := budgetOf(profile, m)
+	p := memoryPlan{budget: room, buffers: buffersWithin(room), percent: 200}
+	if m.limit == math.MaxInt64 {
+		p.budget = 0
+	}
+	if profile == "large" {
+		p.buffers = netstack.DefaultBuffers
+	} else if room <= tinyBudget {
+		p.percent = 100
+	}
+	if m.gogc {
+		p.percent = 0
+	}
+	flows := min(room/flowBytes, maxAutoFlows)
+	p.flows = min(max(int(flows), minAutoFlows), max(m.files-spareFiles, 1))
+	return p
+}
+
+// budgetOf is what GOMEMLIMIT says, or else a part of RAM.
+func budgetOf(profile string, m machine) int64 {
+	if m.limit > 0 && m.limit < math.MaxInt64 {
+		return m.limit
+	}
+	if m.ram == 0 {
+		m.ram = unknownRAM
+	}
+	b := m.ram / budgetPart
+	if m.ram < smallRAM {
+		b = min(b, smallBudget)
+	}
+	if profile == "tiny" {
+		b = min(b, tinyBudget)
+	}
+	return max(b, minBudget)
+}
+
+// buffersWithin are buffers with which some hundred flows that use them up fit a
+// budget, and with their maxima about a hundred.
+func buffersWithin(budget int64) netstack.Buffers {
+	b := netstack.DefaultBuffers
+	size := func(part int64, least, most int) int { return max(least, int(min(budget/part, int64(most)))) }
+	return netstack.Buffers{
+		Recv: size(2048, 32<<10, b.Recv), RecvMax: size(128, 512<<10, b.RecvMax),
+		Send: size(1024, 32<<10, b.Send), SendMax: size(128, 512<<10, b.SendMax),
 	}
 }
 
-// rushes is what was seen of how much is held: the most since the last rush, and
-// the last.
-type rushes struct{ peak, last int }
-
-// over reports that a rush is over: little of it is left, and that goes no more.
-// What still goes would be free space between what stays, in pages that stay too.
-func (r *rushes) over(held int) bool {
-	settled := held >= r.last
-	r.last = held
-	if r.peak < rush || held > r.peak/rushOver || !settled {
-		r.peak = max(r.peak, held)
-		return false
+// thisMachine looks at RAM, control group, environment and limits of the process.
+func thisMachine() machine {
+	m := machine{ram: memoryTotal(), gogc: os.Getenv("GOGC") != "", files: maxFiles()}
+	if os.Getenv("GOMEMLIMIT") != "" {
+		m.limit = debug.SetMemoryLimit(-1)
 	}
-	r.peak = held
-	return true
+	return m
 }
 
-// held is how much the gateway holds that costs memory: flows, dials, associations.
-func (g *Gateway) held() int {
-	n := g.tracker.Live()
-	for _, in := range g.inbounds {
-		n += in.stack.Pending() + in.udp.Associations()
+var (
+	memTotal = regexp.MustCompile(`MemTotal:\s+(\d+) kB`)
+	cgroup   = regexp.MustCompile(`(?m)^0::(/.*)$`)
+)
+
+// memoryTotal is the RAM that this process may use, in bytes: this machine's, or
+// less if its control group (cgroup v2) is limited; 0 if unknown.
+func memoryTotal() int64 {
+	b, _ := os.ReadFile("/proc/meminfo")
+	m := memTotal.FindSubmatch(b)
+	if m == nil {
+		return 0
 	}
-	return n
+	total, _ := strconv.ParseInt(string(m[1]), 10, 64)
+	total <<= 10
+	b, _ = os.ReadFile("/proc/self/cgroup")
+	if m = cgroup.FindSubmatch(b); m == nil {
+		return total
+	}
+	for dir := string(m[1]); ; dir = filepath.Dir(dir) { // parents' limits hold too
+		b, _ := os.ReadFile(filepath.Join("/sys/fs/cgroup", dir, "memory.max"))
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil {
+			total = min(total, n)
+		}
+		if dir == "/" {
+			return total
+		}
+	}
 }

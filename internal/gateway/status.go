@@ -16,12 +16,15 @@ func (g *Gateway) Status() api.Status {
 	g.apply.Lock()
 	cfg := g.apply.config
 	g.apply.Unlock()
-	s := api.Status{Epoch: g.plane.Load().Epoch(), BlockedSuppressed: g.blocked.suppressed.Load(), Warnings: g.warnings(cfg)}
+	s := api.Status{Memory: g.memory.status(), Epoch: g.plane.Load().Epoch(), BlockedSuppressed: g.blocked.suppressed.Load(), Warnings: g.warnings(cfg)}
 	if l := g.flowLog.State(); l.File != "" {
 		s.FlowLog = &api.FlowLog{File: l.File, Written: l.Written, Dropped: l.Dropped, Error: l.Trouble}
 		if l.Trouble != "" {
 			s.Warnings = append(s.Warnings, "flow log: "+l.Trouble)
 		}
+	}
+	if w := g.memory.warning(); w != "" {
+		s.Warnings = append(s.Warnings, w)
 	}
 	for _, in := range g.inbounds {
 		i := api.Inbound{

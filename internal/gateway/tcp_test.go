@@ -102,7 +102,7 @@ func newRig(t *testing.T, rules ...route.Rule) *rig {
 	r := &rig{t: t, dev: &tap{make(chan []byte, 64), make(chan seen, 64)}}
 	g := &Gateway{log: slog.New(slog.DiscardHandler), events: api.NewEvents(), hosts: new(hostnet.AddrSet)}
 	r.gw = g
-	g.limits = newLimits(config.Limits{Flows: 2, PerSource: config.SourceLimits{Flows: 2}})
+	g.limits = newLimits(config.Limits{Flows: 2, PerSource: config.SourceLimits{Flows: 2}}, 0)
 	g.outbounds = route.NewOutbounds(g.expire)
 	var err error
 	if g.tracker, err = track.New(track.Options{Interval: time.Second}); err != nil {

@@ -31,6 +31,7 @@ func (in *inbound) fanoutConfig(cfg *config.Config) fanout.Config {
 		PerSource:    cfg.Limits.PerSource.Associations,
 		Opens:        openRates,
 		Trusted:      func(a netip.Addr) bool { return in.stack.Trusted(a) },
+		Full:         in.gw.memory.full,
 		Drops:        &in.gw.drops,
 		Log:          in.gw.log,
 	}

@@ -54,6 +54,15 @@ type Status struct {
 	Associations int               `json:"associations"`
 	Drops        map[string]uint64 `json:"drops"`
 	Warnings     []string          `json:"warnings"`
+	Memory       struct {
+		Goroutines int    `json:"goroutines"`
+		Used       uint64 `json:"used"`
+		Budget     uint64 `json:"budget"`
+		Level      string `json:"level"`
+	} `json:"memory"`
+	Inbounds []struct {
+		Offload string `json:"offload"`
+	} `json:"inbounds"`
 }
 
 // Counters are bytes since start, bytes/s over the tick, and live flows.

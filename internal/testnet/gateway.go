@@ -37,6 +37,7 @@ type GatewayOptions struct {
 	Device string   // the TUN into which the LAN is diverted once it is ready; "" diverts nothing
 	Race   bool     // build with the race detector
 	Args   []string // further arguments of `run`
+	Env    []string // further variables, as "GOMEMLIMIT=64MiB"
 }
 
 // Launch starts gatewayd in the gateway's namespace without waiting for it. It
@@ -64,6 +65,7 @@ func (l *Lab) launch(binary string, o GatewayOptions) *Gateway {
 	g.API = newAPI(l.t, g.Socket)
 	g.WriteConfig(o.Config)
 	g.cmd = l.GW.Command(context.Background(), binary, append([]string{"run", "-c", g.Config}, o.Args...)...)
+	g.cmd.Env = append(g.cmd.Environ(), o.Env...)
 	g.cmd.Dir, g.cmd.Stdout, g.cmd.Stderr = dir, g.log, g.log
 	if err := g.cmd.Start(); err != nil {
 		l.t.Fatalf("gateway: %v", err)

@@ -34,3 +34,12 @@ func TestSoakB29_ADatagramToTheDevicesPeerIsFollowedByTenSecondsOfSilence(t *tes
 func TestSoakB10_AThousandFlowsOfAVanishedClientEnd(t *testing.T) {
 	vanish(t, "", 1000, 200*time.Second)
 }
+
+func TestSoakB09_TenThousandSlowClientsStayWithinTheMemoryBudget(t *testing.T) {
+	press(t, 20_000, 512<<20) // which about half of them fit
+}
+
+// 200,000 source ports with two datagrams each, 5,000 clients a second.
+func TestSoakB20_AMinuteOfChurnPassesNoLimitAndLeavesNothing(t *testing.T) {
+	churn(t, 5000, 10_000, 40*time.Second)
+}

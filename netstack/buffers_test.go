@@ -1,0 +1,175 @@
+package netstack
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"io"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"gatewayd/flow"
+)
+
+func TestBuffersWithinAPartAreValidAndNeverLarger(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(minWindow, 8<<20)
+		b := Buffers{Recv: size.Draw(t, "recv"), Send: size.Draw(t, "send")}
+		b.RecvMax, b.SendMax = max(b.Recv, size.Draw(t, "most recv")), max(b.Send, size.Draw(t, "most send"))
+		w := b.Within(rapid.IntRange(1, 1000).Draw(t, "part"), rapid.IntRange(0, minWindow).Draw(t, "least"))
+		if w.Recv > b.Recv || w.RecvMax > b.RecvMax || w.Send > b.Send || w.SendMax > b.SendMax {
+			t.Fatalf("%+v within is %+v", b, w)
+		}
+		if w.Recv > w.RecvMax || w.Send > w.SendMax || min(w.Recv, w.Send) < MinBuffer {
+			t.Fatalf("gVisor refuses %+v", w)
+		}
+		if w := b.Within(1, minWindow); w != b {
+			t.Fatalf("the whole of %+v is %+v", b, w)
+		}
+	})
+}
+
+// Fact 9: an endpoint that lives when the maxima change does not grow over them.
+func TestFact9TheMaximaAreReadLive(t *testing.T) {
+	small := Buffers{Recv: 64 << 10, RecvMax: 192 << 10, Send: 64 << 10, SendMax: 192 << 10}
+	grown := func(t *testing.T, before func(*Stack)) (recvSize, sendSize int64) {
+		b := newBed(t, true, func(c *Config) {
+			c.Buffers = DefaultBuffers
+			c.Buffers.Recv, c.Buffers.Send = small.Recv, small.Send
+		})
+		sessions := b.relayTo(serve(t, func(c *net.TCPConn) {
+			io.Copy(c, io.LimitReader(c, 64<<20))
+			c.Close()
+		}))
+		c := b.mustDial(dst4)
+		s := recv(t, sessions)
+		before(b.stack)
+		go io.Copy(c, newPattern(64<<20))
+		if n, err := io.Copy(io.Discard, c); n != 64<<20 || err != nil {
+			t.Fatalf("%d bytes came back, %v", n, err)
+		}
+		o := s.conn.ep.SocketOptions()
+		recvSize, sendSize = o.GetReceiveBufferSize(), o.GetSendBufferSize()
+		c.Close()
+		if err := s.wait(t); err != nil {
+			t.Fatal(err)
+		}
+		return recvSize, sendSize
+	}
+	t.Run("large", func(t *testing.T) {
+		if r, s := grown(t, func(*Stack) {}); r <= int64(small.RecvMax) || s <= int64(small.SendMax) {
+			t.Fatalf("the buffers grew to %d and %d bytes: the test shows nothing", r, s)
+		}
+	})
+	t.Run("lowered", func(t *testing.T) {
+		if r, s := grown(t, func(s *Stack) { s.setBuffers(small) }); r > int64(small.RecvMax) || s > int64(small.SendMax) {
+			t.Fatalf("the buffers grew to %d and %d bytes over a maximum of %d", r, s, small.RecvMax)
+		}
+	})
+}
+
+// flicker sets buffers of all sizes, again and again, until the returned function
+// is called; the smallest hold then.
+func flicker(s *Stack) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	tick := time.NewTicker(2 * time.Millisecond)
+	go func() {
+		defer close(done)
+		defer tick.Stop()
+		for part := 1; ; part = part * 8 % 4095 { // 1, 8, 64, 512, 1, …
+			s.SetBuffers(DefaultBuffers.Within(part, MinBuffer))
+			select {
+			case <-tick.C:
+			case <-quit:
+				s.SetBuffers(DefaultBuffers.Within(1<<10, MinBuffer))
+				return
+			}
+		}
+	}()
+	return func() { close(quit); <-done }
+}
+
+func TestNoByteIsLostAndNoFlowStallsWhileBuffersShrinkAndGrow(t *testing.T) {
+	forLinks(t, func(t *testing.T, gso bool, dst netip.AddrPort) {
+		const size = 8 << 20
+		down := newPattern(size)
+		ups := make(chan []byte, 1)
+		b := newBed(t, gso, nil)
+		sessions := b.relayTo(serve(t, func(c *net.TCPConn) {
+			go func() {
+				sum := sha256.New()
+				io.Copy(sum, c)
+				ups <- sum.Sum(nil)
+			}()
+			io.Copy(c, down)
+			c.CloseWrite()
+		}))
+		c := b.mustDial(dst)
+		s := recv(t, sessions)
+		stop := flicker(b.stack)
+		up := newPattern(size)
+		sent := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(c, up)
+			sent <- err
+		}()
+		sum := sha256.New()
+		n, err := io.Copy(sum, c)
+		if err != nil || n != size || !bytes.Equal(sum.Sum(nil), down.sum.Sum(nil)) {
+			t.Errorf("%d bytes down, %v, or others than were sent", n, err)
+		}
+		if err := recv(t, sent); err != nil {
+			t.Error(err)
+		}
+		stop()
+		if o := s.conn.ep.SocketOptions(); o.GetReceiveBufferSize() > minWindow || o.GetSendBufferSize() > MinBuffer {
+			t.Errorf("%d and %d bytes of buffers were left", o.GetReceiveBufferSize(), o.GetSendBufferSize())
+		}
+		c.CloseWrite()
+		if !bytes.Equal(recv(t, ups), up.sum.Sum(nil)) {
+			t.Error("other bytes went up than were sent")
+		}
+		c.Close()
+		s.wait(t)
+	})
+}
+
+func TestWhileMemoryIsShortNewConnectionsWaitAndLivingOnesGoOn(t *testing.T) {
+	var full atomic.Bool
+	b := newBed(t, true, func(c *Config) { c.Full = full.Load })
+	sessions := b.relayTo(serve(t, func(c *net.TCPConn) {
+		io.Copy(c, c)
+		c.Close()
+	}))
+	old := b.mustDial(dst4)
+	s := recv(t, sessions)
+	full.Store(true)
+	refused := make(chan struct{})
+	go func() {
+		defer close(refused)
+		if c, err := b.dial(dst6); err == nil { // a SYN is repeated after a second
+			c.Close()
+		} else {
+			t.Error(err)
+		}
+	}()
+	waitFor(t, func() bool { return b.drops[flow.DropMemory].Load() > 0 })
+	if _, err := old.Write([]byte("ping")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(old, make([]byte, 4)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(sessions); n != 0 {
+		t.Fatalf("%d connections were made", n)
+	}
+	full.Store(false)
+	recv(t, refused) // not refused in the end: its next SYN found room
+	recv(t, sessions).wait(t)
+	old.Close()
+	s.wait(t)
+}

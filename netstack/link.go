@@ -19,6 +19,7 @@ type link struct {
 	drops      *flow.Drops
 	pending    *pendingTable
 	dispatcher stack.NetworkDispatcher // set once, by Attach, before packets flow
+	supers     superCounter
 }
 
 var (
@@ -73,18 +74,20 @@ func (l *link) write(pkt *stack.PacketBuffer) {
 	if !ok {
 		l.noteAnswer(pkt)
 	}
-	err := l.dev.Write(pkt.Hash, bufs, offloadOf(pkt))
+	err := l.send(pkt, bufs, c)
 	*room = [8][]byte{}
 	rooms.Put(room)
 	if err != nil {
 		l.drops.Add(flow.DropDeviceWrite, 1)
 	}
-	if ok {
-		if n := pkt.Data().Size(); n > 0 {
-			repeat := c.sent.note(header.TCP(pkt.TransportHeader().Slice()).SequenceNumber(), n, err == nil)
-			c.suspect(pkt.Size(), repeat)
-			c.sentSome()
+	if n := pkt.Data().Size(); ok && n > 0 {
+		seq := header.TCP(pkt.TransportHeader().Slice()).SequenceNumber()
+		repeat := c.sent.note(seq, n, err == nil)
+		if repeat > 0 && c.sent.super {
+			l.supers.again(c.sent.second(seq, n))
 		}
+		c.suspect(pkt.Size(), repeat)
+		c.sentSome()
 	}
 }
 

@@ -36,6 +36,10 @@ type pipe struct {
 
 	wrapClient func(stack.LinkEndpoint) stack.LinkEndpoint // what the client's stack sees of its link; nil: the link
 	largestUp  atomic.Int64                                // of what the client wrote, in bytes
+
+	plain       atomic.Bool  // it has no offloads any more
+	losesSupers bool         // what the gateway writes for the device to cut
+	largestDown atomic.Int64 // of what the gateway wrote, in bytes
 }
 
 type wirePacket struct {
@@ -44,7 +48,7 @@ type wirePacket struct {
 }
 
 func (p *pipe) MTU() int     { return p.mtu }
-func (p *pipe) CanGSO() bool { return p.gso }
+func (p *pipe) CanGSO() bool { return p.gso && !p.plain.Load() }
 func (p *pipe) CanUSO() bool { return false }
 
 func (p *pipe) Run(ctx context.Context, newBatch func() *Batch) error {
@@ -83,6 +87,10 @@ func (p *pipe) Write(_ uint32, bufs [][]byte, o Offload) error {
 	}
 	n, _ := p.sizes.LoadOrStore(len(whole), new(atomic.Int64))
 	n.(*atomic.Int64).Add(1)
+	p.largestDown.Store(max(p.largestDown.Load(), int64(len(whole))))
+	if p.losesSupers && o.GSO != GSONone {
+		return nil
+	}
 	onWire := len(whole)
 	if o.GSO != 0 {
 		onWire = int(o.HdrLen + o.GSOSize)

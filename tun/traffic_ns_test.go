@@ -235,6 +235,28 @@ func TestAUDPTrainOfTheHostArrivesWhole(t *testing.T) {
 	}
 }
 
+func TestADeviceThatDroppedItsOffloadsGetsPlainPackets(t *testing.T) {
+	d := opened(t, config())
+	got := running(t, d)
+	if err := d.DropOffloads(); err != nil || d.CanGSO() || d.CanUSO() {
+		t.Fatalf("%v; GSO %v, USO %v", err, d.CanGSO(), d.CanUSO())
+	}
+	for _, f := range families {
+		c := udp(t, f.host, f.peer)
+		control(t, c, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000) })
+		if _, err := c.Write(pattern(20500)); err != nil {
+			t.Fatal(err)
+		}
+		for n := 0; n < 20500; {
+			p := next(t, got, wire.ProtoUDP, f.peer)
+			if p.PayloadLen > 1000 || p.offload.GSO != netstack.GSONone || p.offload.Flags&netstack.OffloadNeedsCsum != 0 {
+				t.Fatalf("%d bytes with %+v", p.PayloadLen, p.offload)
+			}
+			n += p.PayloadLen
+		}
+	}
+}
+
 func control(t *testing.T, c *net.UDPConn, f func(fd int) error) {
 	t.Helper()
 	raw, err := c.SyscallConn()

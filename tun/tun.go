@@ -30,7 +30,7 @@ type Device struct {
 	index     int
 	mtu       atomic.Int32 // bytes
 	addresses []netip.Prefix
-	tcp, udp  bool // super-packets of these
+	tcp, udp  atomic.Bool // super-packets of these
 	queues    []*queue
 	calls     sync.Pool // of *writeCall
 
@@ -96,8 +96,10 @@ func (d *Device) openQueues(cfg *Config, path string) error {
 		}
 		d.queues = append(d.queues, &queue{file: f, raw: raw, closed: &d.closed, drops: cfg.Drops})
 	}
-	var err error
-	if d.tcp, d.udp, err = setOffload(d.queues[0].file, cfg.Offload); err != nil {
+	tcp, udp, err := setOffload(d.queues[0].file, cfg.Offload)
+	d.tcp.Store(tcp)
+	d.udp.Store(udp)
+	if err != nil {
 		return exitcode.With(exitcode.Missing, fmt.Errorf(
 			"device %s: the kernel's TUN driver refuses offloads: set offload to auto or off: %w", cfg.Name, err))
 	}
@@ -118,10 +120,22 @@ func (d *Device) Addresses() []netip.Prefix { return slices.Clone(d.addresses) }
 func (d *Device) MTU() int { return int(d.mtu.Load()) }
 
 // CanGSO reports whether the kernel sends TCP super-packets; it always takes them.
-func (d *Device) CanGSO() bool { return d.tcp }
+func (d *Device) CanGSO() bool { return d.tcp.Load() }
 
 // CanUSO reports whether the kernel sends and takes UDP super-packets.
-func (d *Device) CanUSO() bool { return d.udp }
+func (d *Device) CanUSO() bool { return d.udp.Load() }
+
+// DropOffloads turns the offloads off while the device is in use, for good: the
+// kernel sends plain packets with complete checksums from now on, and CanGSO and
+// CanUSO say no. It still takes what was made for the offloads before.
+func (d *Device) DropOffloads() error {
+	d.tcp.Store(false)
+	d.udp.Store(false)
+	if _, _, err := setOffload(d.queues[0].file, OffloadOff); err != nil {
+		return fmt.Errorf("device %s: turn offloads off: %w", d.name, err)
+	}
+	return nil
+}
 
 // Run reads packets, one goroutine for each queue, until ctx ends or the device
 // is closed (nil), or it fails; that someone removed it, or moved it to another

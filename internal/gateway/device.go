@@ -23,6 +23,8 @@ type device struct {
 	log  *slog.Logger
 	open func(tun.Config) (*tun.Device, error)
 	now  atomic.Pointer[tun.Device]
+
+	plain atomic.Bool // offloads were given up
 }
 
 var _ netstack.Device = (*device)(nil)
@@ -52,6 +54,12 @@ func (d *device) CanGSO() bool { return d.now.Load().CanGSO() }
 
 // CanUSO reports whether the device takes UDP super-packets.
 func (d *device) CanUSO() bool { return d.now.Load().CanUSO() }
+
+// giveUpOffloads turns the offloads off, also those of a device that is created again.
+func (d *device) giveUpOffloads() error {
+	d.plain.Store(true)
+	return d.now.Load().DropOffloads()
+}
 
 // Write sends a packet; between a removal and the new device it fails.
 func (d *device) Write(hash uint32, bufs [][]byte, o netstack.Offload) error {
@@ -84,6 +92,10 @@ func (d *device) create(ctx context.Context, why error) error {
 	if err := d.Close(); err != nil { // of one that was moved: it goes with its descriptors
 		return err
 	}
+	conf := d.conf
+	if d.plain.Load() {
+		conf.Offload = tun.OffloadOff
+	}
 	var err error
 	for i, pause := range createAfter {
 		select {
@@ -92,7 +104,7 @@ func (d *device) create(ctx context.Context, why error) error {
 			return nil
 		}
 		var t *tun.Device
-		if t, err = d.open(d.conf); err == nil {
+		if t, err = d.open(conf); err == nil {
 			d.now.Store(t)
 			d.log.Warn("device was created again: its routes went with the old one", "device", d.conf.Name, "attempts", i+1, "cause", why)
 			return nil

@@ -143,6 +143,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	hosts := start(devices, "addresses of this host", g.hosts.Run)
 	links := start(devices, "links of this host", g.followDevices)
 	memory := start(devices, "memory", func(ctx context.Context) error { return g.memory.run(ctx, g.press, g.held) })
+	offloads := start(devices, "offloads", g.watchOffloads)
 	sampler := start(counting, "sampler", g.tracker.Run)
 	flowLog := start(counting, "flow log", g.flowLog.Run)
 	server := start(serving, "api", g.api.Serve)
@@ -168,7 +169,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	wait(server)
 	stopDevices(flow.ErrShutdown)
 	wait(stacks...)
-	wait(poll, hosts, links, memory)
+	wait(poll, hosts, links, memory, offloads)
 	return err
 }
 

@@ -27,6 +27,9 @@ func (g *Gateway) Status() api.Status {
 		s.Warnings = append(s.Warnings, w)
 	}
 	for _, in := range g.inbounds {
+		if in.dev.plain.Load() {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("tun %s: super-packets to its clients got lost: offloads are off until the next start", in.tag))
+		}
 		i := api.Inbound{
 			Tag: in.tag, Type: "tun", Device: in.dev.Name(), MTU: in.dev.MTU(),
 			Queues: max(in.conf.Queues, 1), Offload: offloadName(in),

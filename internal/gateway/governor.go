@@ -232,7 +232,7 @@ func (g *governor) tell(now time.Time) {
 	if level == pressureFull {
 		severity = slog.LevelWarn
 	}
-	g.log.Log(context.Background(), severity, "memory", "level", level, "before", g.told, "used", g.used.Load(), "budget", g.plan.budget)
+	g.log.Log(context.Background(), severity, "memory", "pressure", level, "before", g.told, "used", g.used.Load(), "budget", g.plan.budget)
 	g.told, g.toldAt = level, now
 }
 

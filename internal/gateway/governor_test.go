@@ -174,7 +174,7 @@ func TestALevelIsLoggedOnceAndAFlickeringOneRarely(t *testing.T) {
 			t.Errorf("step %d: %d lines", i, n)
 		}
 	}
-	if !strings.Contains(out.String(), "level=WARN msg=memory level=full before=high") {
+	if !strings.Contains(out.String(), "level=WARN msg=memory pressure=full before=high") {
 		t.Errorf("the log says\n%s", out.String())
 	}
 }

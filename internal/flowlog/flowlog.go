@@ -79,8 +79,10 @@ func (l *Log) State() State {
 
 // Run writes what closes until ctx ends, then the rest of what closed before, and
 // returns nil: trouble with the file is told in the log and in State.
-func (l *Log) Run(ctx context.Context) error {
-	w := writer{log: l, rate: admit.Rates{All: lineRate}}
+func (l *Log) Run(ctx context.Context) error { return l.run(ctx, lineRate) }
+
+func (l *Log) run(ctx context.Context, rate admit.Rate) error {
+	w := writer{log: l, rate: admit.Rates{All: rate}}
 	defer w.close()
 	for ctx.Err() == nil {
 		until, target := l.begin(ctx)

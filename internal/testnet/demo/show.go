@@ -60,6 +60,8 @@ func show(s *session) {
 		testnet.Until(s, patience, "a long download moves", func() bool { return d.got.Load() > 4*slowChunk })
 	}
 	command(s, g, "flows")
+	title(s, "gatewayd top")
+	command(s, g, "top", "--once")
 	title(s, "gatewayd status")
 	command(s, g, "status")
 	traffic(s, g)

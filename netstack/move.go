@@ -42,7 +42,7 @@ func (c *Conn) moveUp() (again bool) {
 			c.set(epReadable)
 			return false
 		}
-		n, err := c.readClient(min(limit, budget))
+		n, err := c.readClient(limit)
 		budget -= n
 		switch err.(type) {
 		case nil:
@@ -75,7 +75,7 @@ func (c *Conn) flushHeld() bool {
 	if len(c.held) == 0 {
 		return true
 	}
-	n := c.writeSocket(c.held)
+	n := c.writeSocket(c.held, nil)
 	c.countUp(n)
 	if c.held = c.held[n:]; len(c.held) == 0 {
 		c.held = nil
@@ -90,16 +90,17 @@ func (c *Conn) countUp(n int) {
 	}
 }
 
-// writeSocket makes one non-blocking write and returns how much went out. When
-// that is less than all, outWritable is cleared until the kernel says otherwise.
-func (c *Conn) writeSocket(b []byte) int {
+// writeSocket makes one non-blocking write of a and then b and returns how much
+// went out. When that is less than all, outWritable is cleared until the kernel
+// says otherwise.
+func (c *Conn) writeSocket(a, b []byte) int {
 	c.clear(outWritable)
 	for {
-		n, errno := rawWrite(c.fd, b)
+		n, errno := rawWrite(c.fd, a, b)
 		switch {
 		case errno == unix.EINTR:
 			continue
-		case errno == 0 && n == len(b):
+		case errno == 0 && n == len(a)+len(b):
 			c.set(outWritable)
 			return n
 		case errno == 0:
@@ -127,12 +128,12 @@ func (c *Conn) readClient(limit int) (int, tcpip.Error) {
 	w := uplinks.Get().(*uplink)
 	w.c, w.left = c, limit
 	r, err := c.ep.Read(w, tcpip.ReadOptions{})
-	w.flush()
+	w.flush(nil)
 	if w.n > w.off {
 		c.held = append([]byte(nil), w.buf[w.off:w.n]...)
 	}
 	n, out := limit-w.left, w.out
-	w.c, w.n, w.off, w.out = nil, 0, 0, 0
+	w.c, w.n, w.off, w.out, w.last = nil, 0, 0, 0, false
 	uplinks.Put(w)
 	c.countUp(out)
 	if r.Count > 0 {
@@ -144,7 +145,7 @@ func (c *Conn) readClient(limit int) (int, tcpip.Error) {
 	return n, err
 }
 
-// directBytes is from where on a write of its own is cheaper than gathering.
+// directBytes is from where on a piece is cheaper to write as it is than to gather.
 const directBytes = 16 << 10
 
 var errFull = errors.New("the socket or the budget is full")
@@ -152,11 +153,13 @@ var errFull = errors.New("the socket or the budget is full")
 var uplinks = sync.Pool{New: func() any { return new(uplink) }}
 
 // An uplink is the io.Writer that an endpoint is read into: small pieces are
-// gathered, large ones are written as they are.
+// gathered, a large one is written as it is, with what was gathered before it, and
+// is the last: the next packet's first bytes would be written without the others.
 type uplink struct {
 	c    *Conn
-	left int // bytes that may still be taken
-	out  int // bytes that the socket took
+	left int  // bytes that may still be taken
+	last bool // a large piece was written
+	out  int  // bytes that the socket took
 	off  int
 	n    int // buf[off:n] waits to be written
 	buf  [chunkBytes]byte
@@ -166,20 +169,17 @@ type uplink struct {
 func (w *uplink) Write(b []byte) (int, error) {
 	want := len(b)
 	b = b[:min(len(b), w.left)]
-	if len(b) >= directBytes || w.n+len(b) > len(w.buf) {
-		if !w.flush() {
-			return 0, errFull
-		}
-	}
 	n := len(b)
-	if n >= directBytes {
+	switch {
+	case w.last:
 		n = 0
-		if w.c.has(outWritable) {
-			n = w.c.writeSocket(b)
-		}
-		w.out += n
-	} else {
+	case n >= directBytes:
+		n = w.flush(b)
+		w.last = true
+	case w.room(n):
 		w.n += copy(w.buf[w.n:], b)
+	default:
+		n = 0
 	}
 	w.left -= n
 	if n < want {
@@ -188,22 +188,28 @@ func (w *uplink) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// flush writes what was gathered, and reports whether all of it went out.
-func (w *uplink) flush() bool {
-	if w.n == w.off {
-		w.n, w.off = 0, 0
-		return true
+// room makes room for n bytes more to be gathered, if need be and possible.
+func (w *uplink) room(n int) bool {
+	if w.n+n > len(w.buf) {
+		w.flush(nil)
 	}
-	if !w.c.has(outWritable) {
-		return false
+	return w.n+n <= len(w.buf)
+}
+
+// flush writes what was gathered and then b, and returns how much of b went out.
+func (w *uplink) flush(b []byte) int {
+	waiting := w.n - w.off
+	if waiting+len(b) == 0 || !w.c.has(outWritable) {
+		return 0
 	}
-	n := w.c.writeSocket(w.buf[w.off:w.n])
+	n := w.c.writeSocket(w.buf[w.off:w.n], b)
 	w.out += n
-	if w.off += n; w.off < w.n {
-		return false
+	if n < waiting {
+		w.off += n
+		return 0
 	}
 	w.n, w.off = 0, 0
-	return true
+	return n - waiting
 }
 
 // moveDown moves from the socket to the client's endpoint, and reports whether
@@ -229,7 +235,7 @@ func (c *Conn) moveDown() (again bool) {
 			c.set(outReadable)
 			return false
 		}
-		n, ok := c.writeClient(min(waiting, limit, budget, int(c.stack.chunk.Load())))
+		n, ok := c.writeClient(min(waiting, limit, int(c.stack.chunk.Load())))
 		if !ok {
 			return false
 		}

@@ -85,8 +85,11 @@ const (
 )
 
 const (
-	turnBytes  = 256 << 10 // moved each way in a turn, at most
-	chunkBytes = 64 << 10  // moved at once
+	turnBytes = 256 << 10 // moved each way in a turn, beside what the last piece is over it
+
+	// chunkBytes are moved at once. As many segments of 1,448 bytes are the most that
+	// gVisor puts into one packet; 64 KiB would end in a second, small one.
+	chunkBytes = 45 * 1448
 	resetDelay = 5 * time.Second
 	drainCheck = 10 * time.Millisecond
 )

@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"bytes"
 	"fmt"
 	"hash/crc32"
 	"net/netip"
@@ -145,6 +146,29 @@ func TestEveryReplyReachesTheClientInOrder(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A batch full of trains that lie in two views each.
+func TestMoreTrainsThanABurstHoldsAreHandedOnInOrder(t *testing.T) {
+	for _, size := range []int{64, 1200} { // of many, the burst is full; of large ones, the room for what lies across
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			b := newTapBed(t, nil)
+			got := b.heardUDP()
+			var want []byte
+			for i := range BatchSize {
+				payload := count(40 * size)
+				payload[0] = byte(i)
+				w := usoPacket(payload)
+				w.o.GSOSize = uint16(size)
+				add(b.batch, w)
+				want = append(want, payload...)
+			}
+			b.batch.Deliver()
+			if ds := datagramsOf(*got); len(ds) != BatchSize*40 || !bytes.Equal(bytes.Join(ds, nil), want) {
+				t.Errorf("%d datagrams, or other ones", len(ds))
+			}
+		})
+	}
 }
 
 func TestClientsThatTakeTurnsAreHandedOnByTheBurst(t *testing.T) {

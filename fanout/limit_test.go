@@ -67,6 +67,8 @@ func TestRoomForManyAssociationsIsGivenBack(t *testing.T) {
 		}
 		var grown [shards][2]uintptr
 		rooms := func(sh *shard) [2]uintptr {
+			sh.mu.Lock()
+			defer sh.mu.Unlock()
 			return [2]uintptr{reflect.ValueOf(sh.byKey).Pointer(), reflect.ValueOf(sh.sources).Pointer()}
 		}
 		for i := range w.shards {

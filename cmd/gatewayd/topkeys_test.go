@@ -101,6 +101,13 @@ func TestTheQuestionIsAboutTheRowThatWasChosenWhateverMovesMeanwhile(t *testing.
 	if a.kill == nil || a.kill.id != 99 {
 		t.Errorf("kills %+v", a.kill)
 	}
+	s, d = state(nil), office()
+	press(s, d, "k") // flow 17, which nobody chose before
+	d.flows[1].UpRate = 1 << 40
+	rows := s.rows(d)
+	if _, i := s.window(rows, 19); rows[i].name != "17" {
+		t.Errorf("asked of flow 17, and flow %s is marked", rows[i].name)
+	}
 }
 
 func TestUntouchedTheCursorStaysAtTheTop(t *testing.T) {

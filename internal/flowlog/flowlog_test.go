@@ -304,12 +304,12 @@ func TestTroubleCostsLinesAndNothingElseAndIsToldOnce(t *testing.T) {
 	if want := "[2s 4s 8s 16s 30s 30s 30s]"; fmt.Sprint(pauses) != want {
 		t.Errorf("pauses %v, want %s", pauses, want)
 	}
-	b.close(1)
-	b.gather(w, now)
-	w.flush(w.retry.Add(-1)) // too early: not even tried
 	if err := os.Remove(b.target.File); err != nil {
 		t.Fatal(err)
 	}
+	b.close(1)
+	b.gather(w, now)
+	w.flush(w.retry.Add(-1)) // too early: not even tried
 	b.close(1)
 	b.gather(w, now)
 	w.flush(w.retry)
@@ -421,7 +421,7 @@ func TestTheTargetIsChangedAndTakenAwayWhileItRuns(t *testing.T) {
 	}
 }
 
-func TestALineThatWasWrittenInPartIsCutOffAgain(t *testing.T) {
+func TestAFullDiskCostsTheLinesThatItDidNotTake(t *testing.T) {
 	b := newBench(t)
 	w := b.writer()
 	b.close(1)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"gatewayd/internal/admit"
@@ -195,8 +194,8 @@ func (w *writer) open() error {
 	if err := os.MkdirAll(filepath.Dir(w.target.File), 0o755); err != nil {
 		return err
 	}
-	// A FIFO would block, here or with the first write.
-	f, err := os.OpenFile(w.target.File, os.O_RDWR|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, 0o640)
+	// For reading too, so that a FIFO, which is refused below, does not wait for a reader.
+	f, err := os.OpenFile(w.target.File, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o640)
 	if err != nil {
 		return err
 	}

@@ -68,10 +68,15 @@ func TestAStrikeBeforeTheWaitIsNotMissed(t *testing.T) {
 	const strikes = 20_000
 	var sides sync.WaitGroup
 	for range 3 {
+		ctx := soon(t)
 		sides.Go(func() {
 			for seen := uint64(0); seen < strikes; seen = struck.Load() {
-				b.wait(soon(t).Done(), nil, func() bool { return struck.Load() != seen })
+				b.wait(ctx.Done(), nil, func() bool { return struck.Load() != seen })
 				heard.Add(1)
+				if ctx.Err() != nil {
+					t.Error("a strike was missed")
+					return
+				}
 			}
 		})
 	}

@@ -116,6 +116,21 @@ func TestAStalledSubscriberIsToldExactlyWhatItMissed(t *testing.T) {
 	}
 }
 
+func TestAnEventThatIsOverwrittenWhileItIsReadIsMissed(t *testing.T) {
+	tr := newTracker(t, Options{Events: 4})
+	sub := tr.Subscribe()
+	defer sub.Close()
+	tr.Open(over("lan", "direct", 0), nil)
+	sub.ring[0].Store(&sent{n: 4}) // stored, before the head tells of it
+	if ev := sub.take(); ev != nil {
+		t.Errorf("it read %+v", ev)
+	}
+	tr.Open(over("lan", "direct", 0), nil)
+	if ev, missed, err := sub.Next(soon(t)); err != nil || missed != 1 || ev.Record.ID != 2 {
+		t.Errorf("then %v, %d missed, %v; want flow 2 and 1 missed", ev.Record.ID, missed, err)
+	}
+}
+
 func TestNextEndsWithItsContextAndWithItsSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr := newTracker(t, Options{})

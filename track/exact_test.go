@@ -176,6 +176,13 @@ func TestAChangedPrincipalGetsWhatMovesFromThenOn(t *testing.T) {
 	if s := tr.Snapshot(); s.Total.Up != 15 || s.Total.Down != 7 || len(s.Users) != 0 {
 		t.Errorf("%+v: want all in the total, and no user", s)
 	}
+	var next *Flow
+	for next == nil || next.slot != f.slot {
+		next = tr.Open(m, nil)
+	}
+	if r, _ := tr.Get(next.ID()); r.Meta != m {
+		t.Errorf("the next flow of the slot is %+v, want %+v", r.Meta, m)
+	}
 }
 
 func TestMemoryOfARushIsGivenBack(t *testing.T) {

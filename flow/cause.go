@@ -78,12 +78,13 @@ var ErrPaused = errors.New("the flow is paused")
 // ReasonOf tells which reason an error stands for: nil and io.EOF are EOF, a
 // Cause is its own, errno are sorted into Reset and Timeout, the rest is Error.
 func ReasonOf(err error) Reason {
-	var c *Cause
-	switch {
-	case err == nil, errors.Is(err, io.EOF):
+	if err == nil || errors.Is(err, io.EOF) {
 		return EOF
-	case errors.As(err, &c):
+	}
+	if c, ok := errors.AsType[*Cause](err); ok {
 		return c.Reason
+	}
+	switch {
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNREFUSED):
 		return Reset
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):

@@ -39,10 +39,11 @@ func (c *counter) pending() uint64 { return c.v.Load() & byteMask }
 // take returns the bytes since the last take and starts again at zero. An idle
 // counter is only read, so that a scan leaves its cache line alone.
 func (c *counter) take() uint64 {
-	if c.pending() == 0 {
-		return 0
+	n := c.pending()
+	if n > 0 {
+		c.v.Add(-n) // at least so much is there: only who takes makes it less
 	}
-	return c.v.And(^uint64(byteMask)) & byteMask
+	return n
 }
 
 // retire returns the bytes since the last take and begins the next generation, at zero.

@@ -88,6 +88,9 @@ func newEnding(cause error) *ending {
 	return &ending{err: cause, killed: errors.Is(cause, ErrKilled)}
 }
 
+// ordinary is the end of most flows.
+var ordinary = newEnding(nil)
+
 // Cause is what ended the flow: the first End's cause, else what Close was given
 // (io.EOF for nil), or nil while it lives.
 func (f *Flow) Cause() error {
@@ -117,7 +120,11 @@ func (f *Flow) Change(p Principal) bool { return f.tracker.shardOf(f.id).change(
 // by which End ended it, else that of cause; nil is the ordinary end. Only the first
 // call does anything.
 func (f *Flow) Close(cause error) {
-	f.ending.CompareAndSwap(nil, newEnding(cause))
+	e := ordinary
+	if cause != nil {
+		e = newEnding(cause)
+	}
+	f.ending.CompareAndSwap(nil, e)
 	t := f.tracker
 	final, ok := t.shardOf(f.id).close(f)
 	if !ok {

@@ -12,6 +12,7 @@ type Meta struct {
 	Session  uint64           // 0: none
 	Inbound  string           // tag of the device that it came from
 	Network  flow.Network     // tcp, udp or icmp
+	Recorded bool             // a rule marked it for audit
 	Source   netip.AddrPort   // the client
 	Device   string           // who the source is, if known
 	Dest     flow.Destination // of a sub-link: where the datagram went that opened it
@@ -20,7 +21,6 @@ type Meta struct {
 	Egress   netip.AddrPort   // local address that it left from, if known
 	Rule     int              // index of the rule that matched; -1: none did
 	RuleName string
-	Recorded bool         // a rule marked it for audit
 	Epoch    uint64       // of the plane that routed it
 	User     flow.UserKey // 0: anonymous
 	UserName string

@@ -127,7 +127,7 @@ func (m *mark) UnmarshalText(b []byte) error {
 func (*mark) wants() string { return "want a number from 0 to 0xffffffff, as in 0x100" }
 
 func (*mark) schema() map[string]any {
-	return map[string]any{"type": []string{"integer", "string"}, "minimum": 0, "maximum": 1<<32 - 1, "pattern": "^(0x[0-9a-fA-F]+|0|[1-9][0-9]*)$"}
+	return map[string]any{"type": []string{"integer", "string"}, "minimum": 0, "maximum": uint32(1<<32 - 1), "pattern": "^(0x[0-9a-fA-F]+|0|[1-9][0-9]*)$"}
 }
 
 // Drain is what happens to flows on an outbound whose definition changed: a time

@@ -16,10 +16,10 @@ PEERS    ?= kernel gatewayd pasta slirp4netns
 # Packages with tests that need namespaces: those that build labs, or ask for -short.
 NETNS = $(sort ./internal/testnet/ $(dir $(shell grep -rlE '"gatewayd/internal/testnet"|"gatewayd/internal/hostnet/hostnettest"|testing\.Short\(\)' --include='*_test.go' --exclude-dir=.git . || true)))
 
-.PHONY: help build tools deps test check fmt vet staticcheck deadcode lint layers unit race netns fuzz bench bench-programs bench-net gate demo soak ci clean
+.PHONY: help build tools deps test check fmt vet staticcheck deadcode lint layers unit unit386 race netns fuzz bench bench-programs bench-net gate demo soak ci clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build .bin/gatewayd, stripped and stamped with its version
 	CGO_ENABLED=0 $(GOBUILD) -o $(BIN)/gatewayd ./cmd/gatewayd
@@ -60,6 +60,9 @@ layers:
 
 unit: ## unit tests; -short leaves out what needs namespaces
 	go test -short -timeout 10m ./...
+
+unit386: ## unit tests as 32-bit programs
+	GOARCH=386 CGO_ENABLED=0 go test -short -timeout 10m ./...
 
 race: ## unit tests under the race detector
 	go test -short -race -timeout 15m ./...

@@ -16,10 +16,14 @@ import (
 // Mixed traffic: bulk transfers each way, a stream of short connections, UDP back
 // and forth and downloads that are killed, all at once and each counted.
 const (
+	// churnPorts are the local ports that short connections take in turn, from
+	// shortPort on: none that the kernel chooses (those begin at 32,768), and each
+	// comes again after 63 s, when the client's kernel has left TIME_WAIT.
+	churnPorts = 12_600
+
 	mixedConfig  = "timeouts: {udp: {one_way: 2s, answered: 2s}}\nsweep: 100ms\n"
 	bulkSize     = 64 << 20 // bytes
 	churnBatch   = 200      // short connections a second
-	churnPorts   = 40_000   // local ports that they take in turn: one comes again after 200 s
 	killEvery    = 300 * time.Millisecond
 	killedAfter  = 4 << 20 // bytes
 	mixedPayload = 1200    // bytes of a datagram

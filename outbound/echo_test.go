@@ -78,6 +78,7 @@ type echoCase struct {
 func (e *echoCase) addOther() {
 	e.ns.run("ip addr replace 192.0.2.2/24 dev d0")
 	e.ns.run("ip addr replace 2001:db8::2/64 dev d0 nodad")
+	e.ns.own("2001:db8::2")
 }
 
 // stream opens an echo link toward a peer.

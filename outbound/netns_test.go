@@ -113,7 +113,18 @@ func namespace(t *testing.T) *netns {
 			needs(t, fmt.Sprintf("ip %s: %v %s", line, err, out))
 		}
 	}
+	ns.own("2001:db8::1")
 	return ns
+}
+
+// own waits until packets to an address stay in the namespace. The kernel adds the
+// route of an IPv6 address in a work queue, after the address itself, nodad or not.
+func (ns *netns) own(addr string) {
+	ns.t.Helper()
+	eventually(ns.t, addr+" is local", func() bool {
+		out, err := exec.Command("ip", "-n", ns.name, "route", "get", addr).Output()
+		return err == nil && strings.HasPrefix(string(out), "local ")
+	})
 }
 
 // do runs f on a thread in the namespace, which ends with it.

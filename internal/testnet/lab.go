@@ -3,6 +3,7 @@ package testnet
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -170,6 +171,12 @@ func (l *Lab) address(o Options) error {
 	for ns, lines := range map[*Netns][]string{l.Cli: cli, l.GW: gw, l.Srv: srv} {
 		if err := ns.ip(lines...); err != nil {
 			return err
+		}
+		for _, line := range lines {
+			if f := strings.Fields(line); f[0] == "addr" && strings.Contains(f[2], ":") {
+				addr, _, _ := strings.Cut(f[2], "/")
+				ns.AwaitLocal(addr)
+			}
 		}
 	}
 	return l.GW.sysctl("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")

@@ -134,6 +134,17 @@ func (n *Netns) output(program string, args ...string) (string, error) {
 	return string(out), nil
 }
 
+// AwaitLocal waits until what goes to an address of the namespace is taken there.
+// The kernel adds the route of an IPv6 address in a work queue, after the address
+// itself, also without duplicate address detection.
+func (n *Netns) AwaitLocal(address string) {
+	n.lab.t.Helper()
+	Until(n.lab.t, commandTimeout, address+" is local in "+n.Name, func() bool {
+		out, err := n.output("ip", "route", "get", address)
+		return err == nil && strings.HasPrefix(out, "local ")
+	})
+}
+
 // ip runs lines of iproute2's batch language in the namespace.
 func (n *Netns) ip(lines ...string) error { return ipBatch(n.Name, "", lines...) }
 

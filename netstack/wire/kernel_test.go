@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"net/netip"
@@ -33,6 +34,16 @@ func inNamespace(t *testing.T) {
 	} {
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	// The kernel adds the routes of IPv6 addresses in a work queue, after the addresses.
+	end := time.Now().Add(10 * time.Second)
+	for _, addr := range []netip.Addr{client6, server6} {
+		for local := false; !local; {
+			out, err := exec.Command("ip", "route", "get", addr.String()).Output()
+			if local = err == nil && bytes.HasPrefix(out, []byte("local ")); !local && time.Now().After(end) {
+				t.Fatalf("%v is not local: %s %v", addr, out, err)
+			}
 		}
 	}
 }

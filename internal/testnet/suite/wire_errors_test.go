@@ -235,6 +235,7 @@ func deadDials(t *testing.T, seconds int) {
 	for _, f := range tcpFamilies() {
 		other := map[string]string{"IPv4": "10.10.0.3", "IPv6": "fd10::3"}[f.name]
 		b.Cli.Run("ip", "addr", "add", other+map[string]string{"IPv4": "/24", "IPv6": "/64"}[f.name], "dev", "eth0", "nodad")
+		b.Cli.AwaitLocal(other)
 		b.Srv.Filter("input", "tcp dport 81", "drop")
 		b.Srv.Discard(f.addr(80))
 		base := b.connects(t, f, other, rate, rate)

@@ -104,7 +104,7 @@ func (t *Tracker) Subscribe() *Subscription {
 }
 
 // Next blocks until there is an event, ctx ends (its error), or the subscription is
-// closed (an error). missed is how many events were overwritten before this reader
+// closed (an error). What is there already comes also after ctx ended. missed is how many events were overwritten before this reader
 // came to them; ev is then the oldest that was kept. One goroutine at a time may call it.
 func (s *Subscription) Next(ctx context.Context) (ev Event, missed uint64, err error) {
 	for {
@@ -113,12 +113,12 @@ func (s *Subscription) Next(ctx context.Context) (ev Event, missed uint64, err e
 			return Event{}, 0, errUnsubscribed
 		default:
 		}
-		if err := ctx.Err(); err != nil {
-			return Event{}, 0, err
-		}
 		if kept := s.take(); kept != nil {
 			missed, s.missed = s.missed, 0
 			return kept.ev, missed, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return Event{}, 0, err
 		}
 		s.events.fresh.wait(ctx.Done(), s.done, func() bool { return s.events.head.Load() != s.next.Load() })
 	}

@@ -140,6 +140,10 @@ func TestNextEndsWithItsContextAndWithItsSubscription(t *testing.T) {
 		if _, _, err := sub.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("after its deadline: %v", err)
 		}
+		tr.Open(over("lan", "direct", 0), nil)
+		if ev, _, err := sub.Next(ctx); err != nil || ev.Kind != Opened {
+			t.Errorf("what is there after the deadline: %v, %v", ev.Kind, err)
+		}
 		go func() {
 			time.Sleep(time.Minute)
 			sub.Close()

@@ -6,7 +6,12 @@ import (
 )
 
 // SetTiming shortens what streams live by.
-func (s *Server) SetTiming(heartbeat, write time.Duration) { s.timing = timing{heartbeat, write} }
+func (s *Server) SetTiming(heartbeat, write time.Duration) {
+	s.timing.heartbeat, s.timing.write = heartbeat, write
+}
+
+// SetDrain is how long a stop may take.
+func (s *Server) SetDrain(limit time.Duration) { s.timing.drain = limit }
 
 // OpenStreams is how many stream slots are taken.
 func (s *Server) OpenStreams() int { return len(s.streams) }

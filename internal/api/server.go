@@ -21,9 +21,8 @@ const (
 	bodyTimeout   = 30 * time.Second
 	answerTimeout = 60 * time.Second // for a whole answer that is no stream
 	idleTimeout   = 2 * time.Minute
-	drainTimeout  = 2 * time.Second // for requests in progress when the server stops
-	maxHeader     = 16 << 10        // bytes
-	maxBody       = 1 << 20         // bytes
+	maxHeader     = 16 << 10 // bytes
+	maxBody       = 1 << 20  // bytes
 )
 
 // ErrStale is what Gateway.Apply returns for an etag that is not the running
@@ -92,6 +91,7 @@ type Server struct {
 
 // timing are the durations that streams live by.
 type timing struct {
+	drain     time.Duration // for requests in progress when the server stops
 	heartbeat time.Duration // a comment after so long without an event
 	write     time.Duration // a reader that takes longer for one write is disconnected
 }
@@ -104,7 +104,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		opt: o, log: o.Log, group: lookupGroup(o.SocketGroup), events: o.Events, started: time.Now(),
 		hosts: map[string]bool{}, streams: make(chan struct{}, maxStreams),
-		timing: timing{heartbeat: 15 * time.Second, write: 10 * time.Second},
+		timing: timing{drain: 2 * time.Second, heartbeat: 15 * time.Second, write: 10 * time.Second},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -215,7 +215,7 @@ func (s *Server) Serve(ctx context.Context) error {
 // shutdown closes listeners and connections. ctx of Serve is over already, so the
 // time for it is counted from here.
 func (s *Server) shutdown(srv *http.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.timing.drain)
 	defer cancel()
 	if err := srv.Shutdown(ctx); err != nil {
 		_ = srv.Close() // whoever is left had their time

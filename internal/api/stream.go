@@ -115,9 +115,9 @@ func (st *stream) follow(step func(ctx context.Context) error) error {
 // drain sends what is left when the server stops, so that readers see the ends of
 // flows that ended with it. It waits for nothing new, and is over when the request is.
 func (st *stream) drain(step func(ctx context.Context) error) {
-	all, cancel := context.WithTimeout(st.request, drainTimeout/2)
+	all, cancel := context.WithTimeout(st.request, st.timing.drain/2)
 	defer cancel()
-	for left := true; left; {
+	for left := true; left && all.Err() == nil; {
 		one, cancel := context.WithTimeout(all, leftover)
 		left = step(one) == nil
 		cancel()

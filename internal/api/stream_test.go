@@ -159,6 +159,7 @@ func TestStreamsAreBoundedAndAFreedSlotServesAgain(t *testing.T) {
 
 func TestTheStopEndsStreamsAfterTheirLastEvents(t *testing.T) {
 	f := start(t, nil)
+	f.server.SetDrain(deadline)
 	events := f.follow("/v1/connections/events", nil, "")
 	const flows = 500 // their events fit the ring
 	for range flows {

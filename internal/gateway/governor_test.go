@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,8 @@ func TestTheGovernorSeesWhatLives(t *testing.T) {
 		}
 	}
 	const size = 32 << 20
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // collected when the test says
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
 	runtime.GC()
 	before := g.look(time.Now())
 	b := make([]byte, size)

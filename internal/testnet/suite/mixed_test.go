@@ -18,12 +18,12 @@ import (
 const (
 	// churnPorts are the local ports that short connections take in turn, from
 	// shortPort on: none that the kernel chooses (those begin at 32,768), and each
-	// comes again after 63 s, when the client's kernel has left TIME_WAIT.
+	// comes again after 84 s: TIME_WAIT takes 60.
 	churnPorts = 12_600
 
 	mixedConfig  = "timeouts: {udp: {one_way: 2s, answered: 2s}}\nsweep: 100ms\n"
 	bulkSize     = 64 << 20 // bytes
-	churnBatch   = 200      // short connections a second
+	churnBatch   = 150      // short connections a second
 	killEvery    = 300 * time.Millisecond
 	killedAfter  = 4 << 20 // bytes
 	mixedPayload = 1200    // bytes of a datagram

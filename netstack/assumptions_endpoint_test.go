@@ -194,21 +194,26 @@ func TestFact9ModerateRecvBufGrowsTheWindow(t *testing.T) {
 		}
 		client := b.mustDial(dst4)
 		c := recv(t, conns)
+		const size, most = 16 << 20, 56 << 10 // bytes; most of the first window
 		written := make(chan error, 1)
 		go func() {
-			_, err := io.Copy(client, newPattern(64<<20))
+			_, err := io.Copy(client, newPattern(size))
 			client.Close()
 			written <- err
 		}()
 		entry, readable := waiter.NewChannelEntry(waiter.ReadableEvents)
 		c.queue.EventRegister(&entry)
-		for {
-			r, err := c.ep.Read(io.Discard, tcpip.ReadOptions{})
-			if _, ok := err.(*tcpip.ErrWouldBlock); ok {
+		queued := func() int { n, _ := c.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption); return n }
+		for left := size; left > 0; {
+			// Only a window that is used up grows, whatever the sender's pace.
+			for queued() < min(most, left) {
 				recv(t, readable)
-			} else if err != nil {
-				break
 			}
+			r, err := c.ep.Read(io.Discard, tcpip.ReadOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			left -= r.Count
 			if moderate {
 				c.ep.ModerateRecvBuf(r.Count)
 			}

@@ -38,6 +38,7 @@ func TestAClientThatKeepsItsWindowClosedHoldsLittleAndCanBeKilled(t *testing.T) 
 		if f.Source != last {
 			continue
 		}
+		w.wire.drain() // probes of all clients, which leave a reset no room
 		if status := b.gw.API.Kill(f.ID); status != http.StatusNoContent {
 			t.Errorf("kill: %d", status)
 		}

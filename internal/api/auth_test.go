@@ -235,6 +235,13 @@ func TestPrivacyHidesDomainsUsersAndAddressesFromOthersThanAdministrators(t *tes
 					t.Errorf("%s hides from administrators: %s", path, whole)
 				}
 			}
+			for _, path := range []string{"/v1/outbounds", "/v1/status"} { // the last error names a destination
+				_, shown := f.ask("read", "GET", path, nil)
+				_, whole := f.ask("admin", "GET", path, nil)
+				if strings.Contains(shown, "203.0.113.5") != (level == "full") || !strings.Contains(whole, "203.0.113.5") {
+					t.Errorf("%s shows %s, and administrators %s", path, shown, whole)
+				}
+			}
 			resp, body := f.ask("read", "GET", "/v1/connections?user=alice", nil)
 			if level == "full" {
 				if resp.StatusCode != 200 {

@@ -97,7 +97,7 @@ func TestStatusAndListsHaveTheFieldsOfTheContract(t *testing.T) {
 			`"flows":1`, `"associations":3`, `"memory":{"rss":`, `"drops":{`, `"malformed":5`, `"warnings":[]`, `"outbounds":[{`,
 		},
 		"/v1/outbounds": {
-			`{"outbounds":[{"tag":"direct","version":2,"type":"direct","healthy":null,"flows":1,"latency_ms":null,"draining":[{"version":1,"flows":4}]}`,
+			`{"outbounds":[{"tag":"direct","version":2,"type":"direct","healthy":null,"flows":1,"latency_ms":null,"last_error":"dial direct 203.0.113.5:443: network is unreachable","draining":[{"version":1,"flows":4}]}`,
 			`"tag":"reject"`, `"draining":[]`,
 		},
 		"/v1/rules": {`{"rules":[{"rule":0,"name":"web","when":"{port: 443}","outbound":"direct","hits":7},{"rule":null,"outbound":"direct","hits":1}]}`},

@@ -45,7 +45,7 @@ func (g *fakeGateway) Status() api.Status {
 }
 
 func (g *fakeGateway) Outbounds() []api.Outbound {
-	return []api.Outbound{{Tag: "direct", Version: 2, Type: "direct", Flows: 1, Draining: []api.Draining{{Version: 1, Flows: 4}}}, {Tag: "reject", Version: 1, Type: "reject"}}
+	return []api.Outbound{{Tag: "direct", Version: 2, Type: "direct", Flows: 1, LastError: "dial direct 203.0.113.5:443: network is unreachable", Draining: []api.Draining{{Version: 1, Flows: 4}}}, {Tag: "reject", Version: 1, Type: "reject"}}
 }
 
 func (g *fakeGateway) Rules() []api.Rule {

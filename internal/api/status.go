@@ -18,7 +18,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) error {
 	st := s.opt.Gateway.Status()
 	st.Version = s.opt.Version
 	st.UptimeS = milliseconds(time.Since(s.started)) / 1000
-	st.Outbounds = outboundShapes(s.opt.Gateway.Outbounds())
+	st.Outbounds = s.outbounds(r)
 	st.Flows = s.opt.Tracker.Live()
 	readMemory(&st.Memory)
 	st.Drops = s.opt.Drops.Map()
@@ -38,17 +38,22 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) listOutbounds(w http.ResponseWriter, r *http.Request) error {
-	return writeJSON(w, Outbounds{outboundShapes(s.opt.Gateway.Outbounds())})
+	return writeJSON(w, Outbounds{s.outbounds(r)})
 }
 
 func (s *Server) listRules(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, Rules{orEmpty(s.opt.Gateway.Rules())})
 }
 
-// outboundShapes makes lists that are unknown empty ones.
-func outboundShapes(list []Outbound) []Outbound {
+// outbounds are the gateway's as the caller of r may see them. The last error names the
+// destination that could not be dialled.
+func (s *Server) outbounds(r *http.Request) []Outbound {
+	list := s.opt.Gateway.Outbounds()
 	for i := range list {
 		list[i].Draining = orEmpty(list[i].Draining)
+		if s.privacyFor(r) != privacyFull {
+			list[i].LastError = ""
+		}
 	}
 	return orEmpty(list)
 }

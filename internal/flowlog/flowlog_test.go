@@ -439,3 +439,26 @@ func TestAFullDiskCostsTheLinesThatItDidNotTake(t *testing.T) {
 	}
 	b.consecutive(b.ids(b.target.File), 1, 1)
 }
+
+func TestWhatALinkLeadsToIsRotatedInItsPlace(t *testing.T) {
+	b := newBench(t)
+	b.target.Keep = 1
+	there := filepath.Join(b.dir, "disk", "flows")
+	for _, dir := range []string{filepath.Dir(there), filepath.Dir(b.target.File)} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(there, b.target.File); err != nil {
+		t.Fatal(err)
+	}
+	w := b.writer()
+	b.close(300)
+	for b.log.State().Written < 300 {
+		b.step(w)
+	}
+	b.consecutive(append(b.ids(numbered(there, 1)), b.ids(there)...), 1, 300)
+	if to, err := os.Readlink(b.target.File); to != there {
+		t.Errorf("the link leads to %q: %v", to, err)
+	}
+}

@@ -234,10 +234,15 @@ func wholeLines(f *os.File) (int64, error) {
 	return end, f.Truncate(end)
 }
 
-// rotate moves the file and the old ones up by one, and begins a new one.
+// rotate moves the file and the old ones up by one, and begins a new one. A link is
+// followed: one that was moved itself would have the log go on where it lies.
 func (w *writer) rotate() error {
 	w.close()
-	if err := shift(w.target.File, w.target.Keep); err != nil {
+	file := w.target.File
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	if err := shift(file, w.target.Keep); err != nil {
 		return err
 	}
 	return w.open()

@@ -1,5 +1,9 @@
 package flow
 
+// MaxSegments is how many datagrams are sent as one at most: what a UDP_SEGMENT message
+// holds before Linux 6.9 (UDP_MAX_SEGMENTS).
+const MaxSegments = 64
+
 // Coupler tells which trains can go end to end as one: equal datagrams, of which
 // only the last one is shorter, and none is empty. That they have one peer and one
 // way of being sent is the caller's to see. The zero value is ready for the first.
@@ -11,8 +15,8 @@ type Coupler struct {
 
 // Couple adds the datagrams of payload, which are segment bytes each but perhaps
 // the last one (0: payload is one datagram), and reports whether it did: not if the
-// whole were no train, or of more than maxCount datagrams or maxBytes.
-func (c *Coupler) Couple(payload []byte, segment, maxCount, maxBytes int) bool {
+// whole were no train, or of more than MaxSegments datagrams or maxBytes.
+func (c *Coupler) Couple(payload []byte, segment, maxBytes int) bool {
 	t := Train{Payload: payload, Segment: segment}
 	n, size := t.Count(), len(payload)
 	if n > 1 {
@@ -25,7 +29,7 @@ func (c *Coupler) Couple(payload []byte, segment, maxCount, maxBytes int) bool {
 		return false
 	case size != c.Segment && (n > 1 || size > c.Segment):
 		return false
-	case c.Count+n > maxCount || c.Bytes+len(payload) > maxBytes:
+	case c.Count+n > MaxSegments || c.Bytes+len(payload) > maxBytes:
 		return false
 	}
 	c.Count += n

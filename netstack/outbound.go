@@ -14,9 +14,7 @@ import (
 const (
 	replyTTL = 64 // Linux's default; the gateway answers in the far side's name
 
-	// What one USO packet holds: as many datagrams as one UDP_SEGMENT message
-	// (UDP_MAX_SEGMENTS before Linux 6.9), and what goes into an IPv4 packet.
-	maxSegments    = 64
+	// maxSegmentsLen is what goes into an IPv4 packet, and into one USO packet.
 	maxSegmentsLen = 65535 - wire.IPv4HeaderLen - wire.UDPHeaderLen
 )
 
@@ -26,7 +24,7 @@ type udpBuilder struct {
 	icmp   [wire.MaxUnreachable]byte
 	quote  [wire.MaxUnreachable]byte // of a datagram that was not kept
 	bufs   [2][]byte
-	parts  [1 + maxSegments][]byte // of a USO packet
+	parts  [1 + flow.MaxSegments][]byte // of a USO packet
 }
 
 // SendDatagrams sends trains to a client, each from its Peer's address. What
@@ -35,8 +33,8 @@ type udpBuilder struct {
 func (s *Stack) SendDatagrams(client netip.AddrPort, ts []flow.Train) (moved int) {
 	b := s.builder.Get().(*udpBuilder)
 	for len(ts) > 0 {
-		n := 1
-		if c := s.together(b, client, ts, &n); c.Count > 1 {
+		c, n := s.together(b, client, ts)
+		if c.Count > 1 {
 			moved += s.sendSuper(b, client, &ts[0], c, b.parts[:1+n])
 		} else {
 			moved += s.sendTrain(b, client, &ts[0])
@@ -48,26 +46,25 @@ func (s *Stack) SendDatagrams(client netip.AddrPort, ts []flow.Train) (moved int
 	return moved
 }
 
-// together puts the payloads that go into one USO packet into b.parts, from the
-// second on, and gives what they are and how many. Without one it is the first train's
-// alone, with a Count of 0.
-func (s *Stack) together(b *udpBuilder, client netip.AddrPort, ts []flow.Train, n *int) (c flow.Coupler) {
+// together puts the payloads of the first n trains, which go into one USO packet, into
+// b.parts, from the second on, and gives what they are. Without such a packet n is 1,
+// and the Count at most 1.
+func (s *Stack) together(b *udpBuilder, client netip.AddrPort, ts []flow.Train) (c flow.Coupler, n int) {
 	if !s.cfg.Device.CanUSO() {
-		return c
+		return c, 1
 	}
-	for i := range ts[:min(len(ts), maxSegments)] {
+	for i := range ts[:min(len(ts), flow.MaxSegments)] {
 		t := &ts[i]
-		if i > 0 && !t.SameWay(&ts[0]) || !c.Couple(t.Payload, t.Segment, maxSegments, maxSegmentsLen) {
+		if i > 0 && !t.SameWay(&ts[0]) || !c.Couple(t.Payload, t.Segment, maxSegmentsLen) {
 			break
 		}
-		*n = i + 1
-		b.parts[*n] = t.Payload
+		n = i + 1
+		b.parts[n] = t.Payload
 	}
 	if c.Count > 1 && !s.fits(client, c.Segment) {
-		*n = 1
-		return flow.Coupler{}
+		return flow.Coupler{}, 1
 	}
-	return c
+	return c, n
 }
 
 // sendSuper sends the datagrams of c as one USO packet, sent like t. Its parts follow

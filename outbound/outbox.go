@@ -10,15 +10,14 @@ import (
 )
 
 const (
-	// What one UDP_SEGMENT message may hold: UDP_MAX_SEGMENTS before Linux 6.9, and
-	// what goes into an IPv6 packet, which is a bit less than into an IPv4 one.
-	maxSegments    = 64
+	// maxSegmentsLen is what goes into an IPv6 packet, a bit less than into an IPv4
+	// one, and into one UDP_SEGMENT message.
 	maxSegmentsLen = 65535 - 40 - 8
 
 	// What one sendmmsg holds at most. The call goes through the network stack up to
 	// the device, or a local socket, and is not interrupted meanwhile.
 	maxParcels = 32
-	maxPieces  = 2 * maxSegments
+	maxPieces  = 2 * flow.MaxSegments
 	maxPosted  = 256 << 10 // bytes
 
 	// noSegmentation is socket.gso of one that sends datagrams one by one only.
@@ -107,14 +106,14 @@ func (s *socket) together(size int) int {
 	if size == 0 || size > s.gso {
 		return 1
 	}
-	return max(1, min(maxSegments, maxSegmentsLen/size))
+	return max(1, min(flow.MaxSegments, maxSegmentsLen/size))
 }
 
 // couple adds a piece to the last message, if that makes a train of it.
 func (o *outbox) couple(peer netip.AddrPort, tclass uint8, from origin, piece []byte, size int) bool {
 	p := &o.parcels[o.n-1]
 	if p.peer != peer || p.tclass != tclass || p.content.Segment > o.s.gso || o.pieces == maxPieces ||
-		!p.content.Couple(piece, size, maxSegments, maxSegmentsLen) {
+		!p.content.Couple(piece, size, maxSegmentsLen) {
 		return false
 	}
 	o.add(p, from, piece)
@@ -130,7 +129,7 @@ func (o *outbox) full(n int) bool {
 func (o *outbox) begin(peer netip.AddrPort, tclass uint8, from origin, piece []byte, size int) {
 	p := &o.parcels[o.n]
 	*p = parcel{peer: peer, tclass: tclass, first: o.pieces}
-	p.content.Couple(piece, size, maxSegments, maxSegmentsLen)
+	p.content.Couple(piece, size, maxSegmentsLen)
 	o.n++
 	o.add(p, from, piece)
 }

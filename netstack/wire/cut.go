@@ -8,7 +8,6 @@ import (
 const (
 	maxTCPHeader = 60
 	flagsAt      = 13 // in the TCP header
-	flagPSH      = 0x08
 	flagCWR      = 0x80
 )
 
@@ -80,7 +79,7 @@ func (c *Cutter) Next() [][]byte {
 	c.begun, c.last = true, n
 	tcp[flagsAt] = c.flags
 	if c.at < len(c.bufs) {
-		tcp[flagsAt] &^= FIN | flagPSH
+		tcp[flagsAt] &^= FIN | PSH
 	}
 	c.flags &^= flagCWR // of the first one only (RFC 3168, 6.1.2)
 	c.sums(n)

@@ -56,7 +56,7 @@ func TestACutPacketIsTheSameBytesInValidPackets(t *testing.T) {
 		if len(payload) > 100*mss {
 			mss = len(payload) / 100
 		}
-		const all = FIN | flagPSH | flagCWR | ACK
+		const all = FIN | PSH | flagCWR | ACK
 		whole := tcpPacket(src, dst, options, payload, all)
 		ip := len(whole) - len(payload) - len(options) - 20
 		before := slices.Clone(whole)
@@ -74,7 +74,7 @@ func TestACutPacketIsTheSameBytesInValidPackets(t *testing.T) {
 				want |= flagCWR
 			}
 			if len(got)+head.PayloadLen == len(payload) {
-				want |= FIN | flagPSH
+				want |= FIN | PSH
 			}
 			seq := binary.BigEndian.Uint32(b[ip+4:])
 			if head.TCPFlags != want&0x3f|want&flagCWR || seq != 0xffff_ff00+uint32(len(got)) || head.PayloadLen > mss {

@@ -10,10 +10,3 @@ func (t *Tracker) Block(m Meta) {
 		t.events.publish(Blocked, &Record{Meta: m, Started: time.Now()})
 	}
 }
-
-// Behind is how many events wait to be read, those included that were overwritten
-// and will be told as missed.
-func (s *Subscription) Behind() uint64 {
-	next := s.next.Load() // first: it never passes a head that was read later
-	return s.events.head.Load() - next
-}

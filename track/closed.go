@@ -122,9 +122,3 @@ func (r *ClosedReader) Next(ctx context.Context, records []Record) (_ []Record, 
 		r.ring.fresh.wait(ctx.Done(), nil, func() bool { return r.ring.total() > r.next })
 	}
 }
-
-// Counts is how many flows have opened and how many have closed since the start.
-func (t *Tracker) Counts() (opened, closed uint64) {
-	closed = t.closed.total()
-	return t.next.Load(), closed
-}

@@ -149,6 +149,13 @@ func (s *Subscription) skip(n uint64) {
 	s.missed += n
 }
 
+// Behind is how many events wait to be read, those included that were overwritten
+// and will be told as missed.
+func (s *Subscription) Behind() uint64 {
+	next := s.next.Load() // first: it never passes a head that was read later
+	return s.events.head.Load() - next
+}
+
 // Close ends the subscription and a Next that waits. It may be called again.
 func (s *Subscription) Close() {
 	s.once.Do(func() {

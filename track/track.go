@@ -173,5 +173,11 @@ func (t *Tracker) chunks(size int, visit func(sh *shard, from int) (more bool)) 
 // Live is the number of live flows.
 func (t *Tracker) Live() int { return int(t.live.Load()) }
 
+// Counts is how many flows have opened and how many have closed since the start.
+func (t *Tracker) Counts() (opened, closed uint64) {
+	closed = t.closed.total()
+	return t.next.Load(), closed
+}
+
 // Closed lists the last closed flows, oldest first.
 func (t *Tracker) Closed() []Record { return t.closed.list() }

@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -82,12 +83,14 @@ func readToken(t Token) (s secret, err error) {
 		return s, err
 	}
 	b, err := os.ReadFile(t.File)
-	if err != nil {
-		return s, err
-	}
 	b = bytes.TrimSpace(b)
-	if len(b) == 0 || len(b) > maxToken {
-		return s, fmt.Errorf("%s has %d bytes: want 1 to %d, write one with: head -c 24 /dev/urandom | base64 > %s", t.File, len(b), maxToken, t.File)
+	switch fix := "write one with: (umask 077; head -c 24 /dev/urandom | base64 > " + t.File + ")"; {
+	case errors.Is(err, fs.ErrNotExist):
+		return s, fmt.Errorf("%w: %s", err, fix)
+	case err != nil:
+		return s, err
+	case len(b) == 0 || len(b) > maxToken:
+		return s, fmt.Errorf("%s has %d bytes: want 1 to %d, %s", t.File, len(b), maxToken, fix)
 	}
 	return secret{t.Name, role, sha256.Sum256(b)}, nil
 }

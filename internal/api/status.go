@@ -76,8 +76,8 @@ func (s *Server) openAPI(w http.ResponseWriter, r *http.Request) error {
 }
 
 // readMemory asks the runtime and the kernel for what the gateway did not fill; it
-// stops nothing. The runtime's own
-// goroutines, which come with the first collection, are not counted.
+// stops nothing. The runtime's own goroutines, which come with the first collection,
+// are not counted.
 func readMemory(m *Memory) {
 	samples := []metrics.Sample{
 		{Name: "/memory/classes/heap/objects:bytes"},

@@ -229,9 +229,12 @@ func (a *app) reportKilled(n int) error {
 	return a.printf("%s\n", killedText(n))
 }
 
-func killedText(n int) string {
+func killedText(n int) string { return "killed " + counted(n, "flow") }
+
+// counted is n things, in words.
+func counted(n int, thing string) string {
 	if n == 1 {
-		return "killed 1 flow"
+		return "1 " + thing
 	}
-	return fmt.Sprintf("killed %d flows", n)
+	return fmt.Sprintf("%d %ss", n, thing)
 }

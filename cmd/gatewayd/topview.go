@@ -88,9 +88,17 @@ func (s *topState) rows(d *topData) []topRow {
 	var rows []topRow
 	switch s.view {
 	case "inbounds":
-		rows = tagRows(d.traffic.Inbounds, nil)
+		types := map[string]string{}
+		for _, i := range d.status.Inbounds {
+			types[i.Tag] = i.Type
+		}
+		rows = tagRows(d.traffic.Inbounds, types)
 	case "outbounds":
-		rows = tagRows(d.traffic.Outbounds, d.status.Outbounds)
+		types := map[string]string{"": "dns"}
+		for _, o := range d.status.Outbounds {
+			types[o.Tag] = o.Type
+		}
+		rows = tagRows(d.traffic.Outbounds, types)
 	default:
 		rows = flowRows(d)
 	}
@@ -140,21 +148,13 @@ func userName(u *api.UserRef) string {
 }
 
 // tagRows are in the order of the tags where nothing else decides.
-func tagRows(byTag map[string]api.Stats, outbounds []api.Outbound) []topRow {
+func tagRows(byTag map[string]api.Stats, types map[string]string) []topRow {
 	var rows []topRow
 	for tag, st := range byTag {
-		shown, kind := tag, ""
-		if tag == "" {
-			shown, kind = "dns", "dns"
-		}
-		for _, o := range outbounds {
-			if o.Tag == tag {
-				kind = o.Type
-			}
-		}
+		shown := cmp.Or(tag, "dns")
 		rows = append(rows, topRow{
 			name: tag, text: strings.ToLower(shown), rate: st.UpRate + st.DownRate, total: st.Up + st.Down,
-			cells: []string{printable(shown), kind, strconv.Itoa(st.Flows), humanRate(st.UpRate), humanRate(st.DownRate), humanBytes(st.Up), humanBytes(st.Down)},
+			cells: []string{printable(shown), types[tag], strconv.Itoa(st.Flows), humanRate(st.UpRate), humanRate(st.DownRate), humanBytes(st.Up), humanBytes(st.Down)},
 		})
 	}
 	slices.SortFunc(rows, func(a, b topRow) int { return cmp.Compare(a.name, b.name) })
@@ -223,7 +223,7 @@ func fitSource(s string, width int) string {
 	return elide(s, width)
 }
 
-// line is one row of cells, a space between columns.
+// topLine is one row of cells, a space between columns.
 func topLine(columns []topColumn, cells []string, width int) string {
 	shares, left := 0, width+1
 	for _, c := range columns {
@@ -314,8 +314,8 @@ func (s *topState) render(d *topData, width, height int, live bool) []screenLine
 
 func topTitle(d *topData) string {
 	st := &d.status
-	return fmt.Sprintf("gatewayd %s  running %s  %d flows  %d associations  %s", printable(st.Version),
-		humanAge(time.Duration(st.UptimeS*float64(time.Second))), st.Flows, st.Associations, humanBytes(st.Memory.RSS))
+	return fmt.Sprintf("gatewayd %s  running %s  %s  %s  %s", printable(st.Version),
+		humanAge(time.Duration(st.UptimeS*float64(time.Second))), counted(st.Flows, "flow"), counted(st.Associations, "association"), humanBytes(st.Memory.RSS))
 }
 
 func topTotals(d *topData) string {
@@ -370,7 +370,7 @@ var topHelp = []screenLine{
 	{text: "  arrows, PgUp, PgDn, Home, End   choose a row"},
 	{text: "  r  t  a                         sort by rate, total, age"},
 	{text: "  v or Tab                        flows, inbounds, outbounds"},
-	{text: "  /                               only rows with a text: address, name, tag, rule"},
+	{text: "  /                               only rows with a text: address, name, tag…"},
 	{text: "  Esc                             no filter"},
 	{text: "  k                               kill the flow, or all of the tag; asks first"},
 	{text: "  p                               pause, go on"},

@@ -26,6 +26,7 @@ func office() *topData {
 	rule := 3
 	d := &topData{at: noon, status: api.Status{
 		Version: "1.2.3", UptimeS: 7384, Flows: 5, Associations: 2, Memory: api.Memory{RSS: 21_400_000},
+		Inbounds:  []api.Inbound{{Tag: "lan", Type: "tun"}},
 		Outbounds: []api.Outbound{{Tag: "wan", Type: "direct"}, {Tag: "reject", Type: "reject"}},
 	}}
 	d.traffic = api.Traffic{

@@ -3,6 +3,7 @@ package suite
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -17,8 +18,8 @@ import (
 // and forth and downloads that are killed, all at once and each counted.
 const (
 	// churnPorts are the local ports that short connections take in turn, from
-	// shortPort on: none that the kernel chooses (those begin at 32,768), and each
-	// comes again after 84 s: TIME_WAIT takes 60.
+	// shortPort on: none that the kernel chooses for others, and each comes again
+	// after 84 s: TIME_WAIT takes 60.
 	churnPorts = 12_600
 
 	mixedConfig  = "timeouts: {udp: {one_way: 2s, answered: 2s}}\nsweep: 100ms\n"
@@ -60,6 +61,7 @@ func TestMixedTrafficIsCountedToTheByteAndLeavesNothing(t *testing.T) {
 func newMixedBed(t *testing.T) *mixedBed {
 	t.Helper()
 	b := newTCPBed(t, mixedConfig)
+	b.Cli.Run("sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d 65535", shortPort+churnPorts))
 	for _, f := range tcpFamilies() {
 		b.Srv.Source(f.addr(80), -1)
 		b.Srv.UDPEcho(f.addr(7))

@@ -213,7 +213,7 @@ func (t *top) loop(ctx context.Context, keys <-chan key, looks <-chan *topData, 
 		case d := <-looks:
 			if !t.opt.paused {
 				t.data = d
-				t.opt.settle(t.opt.rows(d), max(height-topHead-topFoot, 1))
+				t.opt.settle(t.opt.rows(d), topBody(height))
 			}
 		case s := <-signals:
 			if s == syscall.SIGCONT {

@@ -82,7 +82,7 @@ func (s *topState) press(k key, d *topData, height int) (a topAction) {
 	default:
 		a = s.command(k, d, height)
 	}
-	s.settle(s.rows(d), max(height-topHead-topFoot, 1))
+	s.settle(s.rows(d), topBody(height))
 	return a
 }
 
@@ -144,7 +144,7 @@ func (s *topState) sortBy(what string) {
 // move moves the cursor, and keeps it on the row that it comes to.
 func (s *topState) move(k key, d *topData, height int) {
 	rows := s.rows(d)
-	body := max(height-topHead-topFoot, 1)
+	body := topBody(height)
 	_, i := s.window(rows, body)
 	switch k {
 	case keyUp:
@@ -175,7 +175,7 @@ func (s *topState) ask(d *topData, height int) {
 	if len(rows) == 0 {
 		return
 	}
-	_, i := s.window(rows, max(height-topHead-topFoot, 1))
+	_, i := s.window(rows, topBody(height))
 	r := &rows[i]
 	s.cursor = topCursor{r.name, i, true} // it is this one, whatever moves meanwhile
 	if s.view == "flows" {

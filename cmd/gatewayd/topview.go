@@ -267,6 +267,10 @@ const (
 	topFoot = 1 // lines below them
 )
 
+// topBody is how many rows fit a terminal of so many lines; at least one, for keys that
+// move by as many.
+func topBody(height int) int { return max(height-topHead-topFoot, 1) }
+
 // render is the screen: at most height lines of at most width characters. live is
 // whether there is a cursor, and keys to press.
 func (s *topState) render(d *topData, width, height int, live bool) []screenLine {

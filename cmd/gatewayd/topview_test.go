@@ -139,7 +139,7 @@ func TestTheScreenNeverExceedsTheTerminal(t *testing.T) {
 			width, height := rapid.IntRange(1, 200).Draw(rt, "width"), rapid.IntRange(1, 60).Draw(rt, "height")
 			if rapid.Bool().Draw(rt, "gone") {
 				d = &topData{at: noon, flows: d.flows[min(1, len(d.flows)):]}
-				s.settle(s.rows(d), max(height-topHead-topFoot, 1))
+				s.settle(s.rows(d), topBody(height))
 			}
 			s.press(keys.Draw(rt, "key"), d, height)
 			lines := s.render(d, width, height, rapid.Bool().Draw(rt, "live"))

@@ -93,23 +93,8 @@ func (d *Direct) pingSocket(v4 bool) (int, error) { return d.echoSocket(v4, unix
 
 func (d *Direct) rawSocket(v4 bool) (int, error) { return d.echoSocket(v4, unix.SOCK_RAW) }
 
-// echoSocket opens an ICMP socket that hears of ICMP errors.
 func (d *Direct) echoSocket(v4 bool, kind int) (int, error) {
-	fd, err := d.socketOf(v4, kind, icmpOf(v4))
-	if err != nil {
-		return -1, err
-	}
-	set := func(level, option, value int) { unix.SetsockoptInt(fd, level, option, value) } //nolint:errcheck // old kernels lack some; the link works without
-	if v4 {
-		set(unix.IPPROTO_IP, unix.IP_RECVERR, 1)
-		set(unix.IPPROTO_IP, unix.IP_RECVTOS, 1)
-	} else {
-		set(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
-		set(unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1)
-	}
-	set(unix.SOL_SOCKET, unix.SO_RCVBUF, echoBuffer)
-	set(unix.SOL_SOCKET, unix.SO_SNDBUF, echoBuffer)
-	return fd, nil
+	return d.packetSocket(v4, kind, icmpOf(v4), echoBuffer)
 }
 
 // echoBuffer is asked for in each direction, bytes: some of the largest packets.

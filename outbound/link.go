@@ -148,24 +148,36 @@ func (s *socket) close() {
 	s.open = false
 }
 
-// datagramSocket opens a bound socket that hears of ICMP errors.
+// datagramSocket opens a UDP socket whose kernel coalesces what comes.
 func (d *Direct) datagramSocket(v4 bool) (int, error) {
-	fd, err := d.socket(v4, unix.SOCK_DGRAM)
+	fd, err := d.packetSocket(v4, unix.SOCK_DGRAM, unix.IPPROTO_UDP, socketBuffer)
 	if err != nil {
 		return -1, err
 	}
-	set := func(level, option, value int) { unix.SetsockoptInt(fd, level, option, value) } //nolint:errcheck // old kernels lack some; the link works without
+	if !v4 {
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) //nolint:errcheck // it is new, and not bound
+	}
+	unix.SetsockoptInt(fd, unix.IPPROTO_UDP, udpGRO, 1) //nolint:errcheck // old kernels lack it; the link works without
+	return fd, nil
+}
+
+// packetSocket opens a socket for packets of proto that hears of ICMP errors and of
+// traffic classes. buffer is asked for in each direction, bytes.
+func (d *Direct) packetSocket(v4 bool, kind, proto, buffer int) (int, error) {
+	fd, err := d.socketOf(v4, kind, proto)
+	if err != nil {
+		return -1, err
+	}
+	set := func(level, option, value int) { unix.SetsockoptInt(fd, level, option, value) } //nolint:errcheck // the link works without
 	if v4 {
 		set(unix.IPPROTO_IP, unix.IP_RECVERR, 1)
 		set(unix.IPPROTO_IP, unix.IP_RECVTOS, 1)
 	} else {
-		set(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
 		set(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
 		set(unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1)
 	}
-	set(unix.IPPROTO_UDP, udpGRO, 1)
-	set(unix.SOL_SOCKET, unix.SO_RCVBUF, socketBuffer)
-	set(unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer)
+	set(unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
+	set(unix.SOL_SOCKET, unix.SO_SNDBUF, buffer)
 	return fd, nil
 }
 
@@ -177,10 +189,7 @@ func (s *socket) bind(first netip.AddrPort) error {
 	source := s.l.d.source(s.v4)
 	local := source
 	if !source.IsValid() {
-		source = netip.IPv6Unspecified()
-		if s.v4 {
-			source = netip.IPv4Unspecified()
-		}
+		source = unspecified(s.v4)
 		if first.IsValid() {
 			var err error
 			if local, err = s.l.d.probe(first); err != nil {

@@ -189,7 +189,8 @@ func (s *Stack) Pending() int { return s.pending.len() }
 // CancelPending ends every dial in progress with cause.
 func (s *Stack) CancelPending(cause error) { s.pending.cancelAll(cause) }
 
-func addressOf(a netip.Addr) tcpip.Address {
+// tcpipAddr is a as gVisor has it; addrOf is the way back.
+func tcpipAddr(a netip.Addr) tcpip.Address {
 	if a.Is4() {
 		return tcpip.AddrFrom4(a.As4())
 	}

@@ -63,9 +63,9 @@ func (s *Stack) handleSegment(id stack.TransportEndpointID, pkt *stack.PacketBuf
 // endpoint is gVisor's end of a connection or handshake, nil if there is none.
 func (s *Stack) endpoint(tp tuple) *tcp.Endpoint {
 	id := stack.TransportEndpointID{
-		LocalAddress:  addressOf(tp.dest.Addr()),
+		LocalAddress:  tcpipAddr(tp.dest.Addr()),
 		LocalPort:     tp.dest.Port(),
-		RemoteAddress: addressOf(tp.client.Addr()),
+		RemoteAddress: tcpipAddr(tp.client.Addr()),
 		RemotePort:    tp.client.Port(),
 	}
 	proto := header.IPv4ProtocolNumber

@@ -105,7 +105,7 @@ demo: deps ## a client, a gateway and a server: flows, traffic and a kill, in ha
 soak: deps ## the long tests: files with the build tag soak, tests named TestSoak (needs root)
 	go test -tags soak -run Soak -count=1 -p 1 -timeout 6h -v ./...
 
-ci: check test gate ## what continuous integration runs
+ci: check unit386 test gate ## what continuous integration runs
 
 clean: ## remove what was built
 	rm -rf $(BIN)

@@ -45,9 +45,15 @@ type mix struct {
 	workers sync.WaitGroup
 
 	mu      sync.Mutex // guards what follows
-	shorts  []*short
-	fetches []*fetch
+	ended   []ended
+	fetches int               // of them, killed downloads
 	rounds  map[string]uint64 // datagrams each way, by the client's socket
+}
+
+// ended is a connection that ended for its client, and how its record is checked.
+type ended struct {
+	source string
+	check  func(testnet.FlowRecord)
 }
 
 func TestMixedTrafficIsCountedToTheByteAndLeavesNothing(t *testing.T) {
@@ -96,7 +102,7 @@ func (b *mixedBed) mixed(t *testing.T, while time.Duration) (resident []uint64) 
 	}
 	m.workers.Wait()
 	m.check(first)
-	t.Logf("%d short and bulk connections, %d killed downloads, %d sockets with datagrams", len(m.shorts), len(m.fetches), len(m.rounds))
+	t.Logf("%d connections, %d of them killed downloads, %d sockets with datagrams", len(m.ended), m.fetches, len(m.rounds))
 	return resident
 }
 
@@ -122,10 +128,17 @@ func (m *mix) bulk(f family, s *short) {
 	m.add(s)
 }
 
-func (m *mix) add(s ...*short) {
+func (m *mix) add(all ...*short) {
+	for _, s := range all {
+		m.ends(s.local, func(r testnet.FlowRecord) { s.matches(m.t, r) })
+	}
+}
+
+// ends notes a connection when it ended.
+func (m *mix) ends(local net.Addr, check func(testnet.FlowRecord)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.shorts = append(m.shorts, s...)
+	m.ended = append(m.ended, ended{local.String(), check})
 }
 
 // pingPong has one datagram at a time on its way, so that none is lost.
@@ -166,14 +179,19 @@ func (m *mix) kill(f family) {
 	if !isReset(d.err) {
 		m.t.Errorf("a killed download ended with %v", d.err)
 	}
-	m.fetches = append(m.fetches, d)
+	m.fetches++
+	m.ends(d.local, func(r testnet.FlowRecord) {
+		if r.Reason != "killed" || r.Up != 0 || r.Down != uint64(d.got.Load()) {
+			m.t.Errorf("a killed download of %d bytes closed as %s with %d up and %d down", d.got.Load(), r.Reason, r.Up, r.Down)
+		}
+	})
 }
 
 // check compares all records of flows after the first ones with what clients know.
 // A source that came again has its records in the order of its connections.
 func (m *mix) check(first int) {
 	m.t.Helper()
-	flows := first + len(m.shorts) + len(m.fetches) + len(m.rounds)
+	flows := first + len(m.ended) + len(m.rounds)
 	testnet.Until(m.t, patience, "every flow ended and was told of", func() bool {
 		opened, closed := m.j.counts()
 		return m.gw.API.Status().Flows == 0 && opened == flows && closed == flows
@@ -186,13 +204,8 @@ func (m *mix) check(first int) {
 		r, of[source] = of[source][0], of[source][1:]
 		return r
 	}
-	for _, s := range m.shorts {
-		s.matches(m.t, take(s.local.String()))
-	}
-	for _, d := range m.fetches {
-		if r := take(d.local.String()); r.Reason != "killed" || r.Up != 0 || r.Down != uint64(d.got.Load()) {
-			m.t.Errorf("a killed download of %d bytes closed as %s with %d up and %d down", d.got.Load(), r.Reason, r.Up, r.Down)
-		}
+	for _, e := range m.ended {
+		e.check(take(e.source))
 	}
 	for source, n := range m.rounds {
 		if r := take(source); r.Up != n*mixedPayload || r.Down != n*mixedPayload {

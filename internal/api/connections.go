@@ -6,10 +6,38 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"gatewayd/flow"
 	"gatewayd/track"
 )
+
+// A list is in memory until its reader took it, which may be long: 400 bytes for each
+// flow that there is. So there are few at once, of administrators and of others, and one
+// more waits for a while.
+const (
+	maxLists = 8
+	listWait = 2 * time.Second
+)
+
+// takeList waits for a list's slot, which free gives back, or refuses with 503.
+func (s *Server) takeList(w http.ResponseWriter, r *http.Request) (free func(), err error) {
+	slots := s.lists[1]
+	if callerOf(r).role >= RoleAdmin {
+		slots = s.lists[0]
+	}
+	wait := time.NewTimer(listWait)
+	defer wait.Stop()
+	select {
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
+	case <-r.Context().Done():
+		return nil, errBegun // nobody hears more
+	case <-wait.C:
+		w.Header().Set("Retry-After", "5")
+		return nil, fail(http.StatusServiceUnavailable, "too many lists are being read: at most %d", maxLists)
+	}
+}
 
 // listFlows answers the live flows by id, oldest first.
 func (s *Server) listFlows(w http.ResponseWriter, r *http.Request) error {
@@ -17,6 +45,11 @@ func (s *Server) listFlows(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	free, err := s.takeList(w, r)
+	if err != nil {
+		return err
+	}
+	defer free()
 	flows := s.opt.Tracker.Flows()
 	return s.writeFlows(w, r, `{"sessions":[],"flows":[`, pick(flows, sel, func(f *track.Record) bool {
 		return uint64(f.ID) > pg.after
@@ -33,6 +66,11 @@ func (s *Server) listClosed(w http.ResponseWriter, r *http.Request) error {
 	if err := s.privacy.check(r.URL.Query()); err != nil {
 		return err
 	}
+	free, err := s.takeList(w, r)
+	if err != nil {
+		return err
+	}
+	defer free()
 	flows := s.opt.Tracker.Closed()
 	for i := range flows {
 		if uint64(flows[i].ID) == pg.after {

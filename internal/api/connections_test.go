@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -305,4 +306,28 @@ func TestTimesSurviveTheirJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte("null"), &got); err != nil || !got.IsZero() {
 		t.Errorf("null time: %v, %v", got, err)
 	}
+}
+
+func TestListsThatNobodyTakesAreFew(t *testing.T) {
+	f := start(t, nil)
+	for range 20_000 { // more than the buffers of two sockets take
+		f.open(nil)
+	}
+	stuck := make([]net.Conn, api.MaxLists)
+	for i := range stuck {
+		stuck[i], _ = f.raw("/v1/connections")
+		defer stuck[i].Close()
+	}
+	resp, body := f.ask("read", "GET", "/v1/connections?limit=1", nil)
+	f.wantProblem(resp, body, 503, "at most 8")
+	if resp, body = f.ask("admin", "GET", "/v1/connections?limit=1", nil); resp.StatusCode != 200 {
+		t.Errorf("administrators get %d: %s", resp.StatusCode, body)
+	}
+	for _, c := range stuck {
+		c.Close() //nolint:errcheck
+	}
+	f.await("lists are written again", func() bool {
+		resp, _ := f.ask("read", "GET", "/v1/connections?limit=1", nil)
+		return resp.StatusCode == 200
+	})
 }

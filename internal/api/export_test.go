@@ -19,6 +19,9 @@ func (s *Server) OpenStreams() int { return len(s.streams) }
 // MaxStreams is the bound.
 const MaxStreams = maxStreams
 
+// MaxLists is how many lists of flows are written at once to one kind of callers.
+const MaxLists = maxLists
+
 // KeptEvents is the size of the ring behind /v1/events.
 const KeptEvents = keptEvents
 

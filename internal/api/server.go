@@ -80,7 +80,8 @@ type Server struct {
 	started   time.Time
 	listeners []net.Listener
 
-	streams   chan struct{} // one slot per open stream
+	streams   chan struct{}    // one slot per open stream
+	lists     [2]chan struct{} // likewise of lists of flows: administrators', others'
 	timing    timing
 	flowPump  sync.Once
 	watching  watching
@@ -104,6 +105,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		opt: o, log: o.Log, group: lookupGroup(o.SocketGroup), events: o.Events, started: time.Now(),
 		hosts: map[string]bool{}, streams: make(chan struct{}, maxStreams),
+		lists:  [2]chan struct{}{make(chan struct{}, maxLists), make(chan struct{}, maxLists)},
 		timing: timing{drain: 2 * time.Second, heartbeat: 15 * time.Second, write: 10 * time.Second},
 	}
 	if s.log == nil {

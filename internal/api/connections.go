@@ -120,9 +120,8 @@ func (s *Server) writeFlows(w http.ResponseWriter, r *http.Request, head string,
 		if r.Context().Err() != nil {
 			return errBegun
 		}
-		if err := writeElement(out, i, flowShape(&flows[i], p)); err != nil {
-			s.log.Error("api list", "error", err)
-			return errBegun
+		if writeElement(out, i, flowShape(&flows[i], p)) != nil {
+			return errBegun // the reader is gone, or too slow
 		}
 	}
 	tail := "]}\n"

@@ -1,7 +1,9 @@
 package api_test
 
 import (
+	"context"
 	"encoding/json"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -309,7 +311,8 @@ func TestTimesSurviveTheirJSON(t *testing.T) {
 }
 
 func TestListsThatNobodyTakesAreFew(t *testing.T) {
-	f := start(t, nil)
+	said := make(chan slog.Record, 1)
+	f := start(t, func(o *api.Options) { o.Log = slog.New(warnings{slog.DiscardHandler, said}) })
 	for range 20_000 { // more than the buffers of two sockets take
 		f.open(nil)
 	}
@@ -330,4 +333,26 @@ func TestListsThatNobodyTakesAreFew(t *testing.T) {
 		resp, _ := f.ask("read", "GET", "/v1/connections?limit=1", nil)
 		return resp.StatusCode == 200
 	})
+	f.stop()
+	if len(said) > 0 { // readers may leave
+		t.Errorf("logged: %v", <-said)
+	}
+}
+
+// warnings is a log that keeps the first line that is no mere information.
+type warnings struct {
+	slog.Handler
+	first chan slog.Record
+}
+
+// Enabled tells which lines Handle gets.
+func (warnings) Enabled(_ context.Context, level slog.Level) bool { return level > slog.LevelInfo }
+
+// Handle keeps a line.
+func (w warnings) Handle(_ context.Context, r slog.Record) error {
+	select {
+	case w.first <- r:
+	default:
+	}
+	return nil
 }

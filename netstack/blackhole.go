@@ -11,33 +11,36 @@ import (
 // hole. What is sent again and again without an acknowledgement is then sent in
 // smaller pieces, as RFC 4821 (7.7) and RFC 8899 want it and gVisor does not. The
 // link suspects, with the endpoint locked; a turn of the relay lowers the size, for
-// the rest of the connection.
+// the rest of the connection. A client that is away for a moment, as in a cellar,
+// looks the same: it costs the first step, and no second one ever after, since that
+// needs more repetitions of the same segment.
 
 // blackHoleRepeats is after how many repetitions of a segment the size goes down:
-// the third leaves 1.4 s after the segment, from the shortest time-out on.
+// the third leaves 1.4 s after the segment, from the shortest time-out on. After as
+// many more in a row, without an acknowledgement between, it goes down again.
 const blackHoleRepeats = 3
 
 // safeMTUs are what is tried, in bytes: what every link has that carries IPv6
 // (RFC 8200, 5), then what every IPv4 host takes (RFC 791).
 var safeMTUs = [...]int{1280, 576}
 
-// safeMTU is the largest packet that may pass where one of size bytes does not; 0
-// if there is none.
-func safeMTU(size int, v4 bool) int {
-	for i, mtu := range safeMTUs {
-		if mtu < size && (v4 || i == 0) {
-			return mtu
-		}
+// safeMTU is the packet to try instead of one of size bytes that was sent again
+// repeat times in a row; 0 if there is none, or not now.
+func safeMTU(size, repeat int, v4 bool) int {
+	steps := safeMTUs[:1]
+	if v4 {
+		steps = safeMTUs[:]
 	}
-	return 0
+	i := repeat/blackHoleRepeats - 1
+	if repeat%blackHoleRepeats != 0 || i < 0 || i >= len(steps) || steps[i] >= size {
+		return 0
+	}
+	return steps[i]
 }
 
 // suspect is told of every packet with payload, of size bytes, by the link.
 func (c *Conn) suspect(size, repeat int) {
-	if repeat == 0 || repeat%blackHoleRepeats != 0 {
-		return
-	}
-	if mtu := safeMTU(size, c.tuple.client.Addr().Is4()); mtu > 0 {
+	if mtu := safeMTU(size, repeat, c.tuple.client.Addr().Is4()); mtu > 0 {
 		c.narrow.Store(int32(mtu))
 		c.schedule()
 	}

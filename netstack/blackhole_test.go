@@ -43,20 +43,25 @@ func TestASilentLinkThatTakesLessIsPassedInSmallerPieces(t *testing.T) {
 	}
 }
 
-func TestWhatFitsEveryLinkIsNotMadeSmaller(t *testing.T) {
+func TestPacketsGetSmallerByStepsAsOneSegmentIsRepeated(t *testing.T) {
 	for _, c := range []struct {
-		size, want int
-		v4         bool
+		size, repeat, want int
+		v4                 bool
 	}{
-		{1500, 1280, true},
-		{1500, 1280, false},
-		{1281, 1280, false},
-		{1280, 576, true},
-		{1280, 0, false},
-		{576, 0, true},
+		{1500, 0, 0, true},
+		{1500, 2, 0, true},
+		{1500, 3, 1280, true},
+		{1500, 3, 1280, false},
+		{1500, 4, 0, true},
+		{1281, 3, 1280, false},
+		{1280, 3, 0, true}, // passed before: the client was away again
+		{1280, 6, 576, true},
+		{1280, 6, 0, false},
+		{576, 6, 0, true},
+		{1500, 9, 0, true},
 	} {
-		if got := safeMTU(c.size, c.v4); got != c.want {
-			t.Errorf("for %d bytes, IPv4 %v: %d, want %d", c.size, c.v4, got, c.want)
+		if got := safeMTU(c.size, c.repeat, c.v4); got != c.want {
+			t.Errorf("for %d bytes, repeated %d times, IPv4 %v: %d, want %d", c.size, c.repeat, c.v4, got, c.want)
 		}
 	}
 }

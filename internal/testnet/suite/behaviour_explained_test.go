@@ -18,7 +18,7 @@ func explanations() map[string][]difference {
 		answer  = "gVisor acknowledges a SYN that it has answered, and repeats its answer by a timer of its own: after 1 s, as a client repeats its SYN."
 		guess   = "Nobody sends it who saw the answer. The gateway drops and counts it, and the handshake goes on, as it does at the server."
 		both    = "The client's connection ends at the gateway, which is no party to what the server begins: it dials, and nobody listens there."
-		hole    = "End to end only the server can notice, and Linux does with net.ipv4.tcp_mtu_probing alone. Toward its clients the gateway is the sender: after a segment was repeated three times, packets of the connection shrink to 1,280 bytes, later to 576 over IPv4 (RFC 4821)."
+		hole    = "End to end only the server can notice, and Linux does with net.ipv4.tcp_mtu_probing alone. Toward its clients the gateway is the sender: after a segment was repeated three times, packets of the connection shrink to 1,280 bytes, after three more repetitions to 576 over IPv4 (RFC 4821)."
 		stamp   = "Of ICMP's queries the gateway carries echo alone. Timestamps tell a host's clock; most filters drop them."
 	)
 	scan := []difference{{kernel: "nothing", gateway: "RST+ACK", why: stray}}

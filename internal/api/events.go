@@ -141,7 +141,11 @@ func (s *Server) allEvents(w http.ResponseWriter, r *http.Request) error {
 		if err := s.lagged(st, missed); err != nil {
 			return err
 		}
-		if n.name != "lagged" && !wanted(n.name) || !p.shows(n.name) {
+		about := n.name
+		if about == "lagged" { // behind the tracker: flows were missed
+			about = "flow"
+		}
+		if !wanted(about) || !p.shows(about) {
 			return nil
 		}
 		return st.event(s.events.id(n.seq), n.name, noticeShape(n, p))

@@ -31,6 +31,7 @@ type stream struct {
 	ctx     context.Context // ends with the request or the server
 	request context.Context // ends with the request
 	buf     []byte
+	wrote   time.Time // when the last write began
 	once    sync.Once
 	free    func()
 }
@@ -80,7 +81,8 @@ func (st *stream) heartbeat() error { return st.write([]byte(": still here\n\n")
 
 func (st *stream) write(b []byte) error {
 	// Best effort: a recorder in a test has no deadline.
-	_ = st.rc.SetWriteDeadline(time.Now().Add(st.timing.write))
+	st.wrote = time.Now()
+	_ = st.rc.SetWriteDeadline(st.wrote.Add(st.timing.write))
 	if _, err := st.w.Write(b); err != nil {
 		return fmt.Errorf("stream: %w", err)
 	}
@@ -91,18 +93,20 @@ func (st *stream) write(b []byte) error {
 }
 
 // follow calls step until it fails or the stream ends. A step waits for one event
-// on its context and sends it; when that context ends first, a heartbeat is due.
+// on its context and sends it, unless its reader does not want it; when that context
+// ends, a heartbeat is due.
 func (st *stream) follow(step func(ctx context.Context) error) error {
 	for {
-		ctx, cancel := context.WithTimeout(st.ctx, st.timing.heartbeat)
+		ctx, cancel := context.WithDeadline(st.ctx, st.wrote.Add(st.timing.heartbeat))
 		err := step(ctx)
+		due := ctx.Err() != nil
 		cancel()
 		switch {
-		case err == nil:
+		case err == nil && !due:
 		case st.ctx.Err() != nil:
 			st.drain(step)
 			return errBegun
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
+		case due && (err == nil || errors.Is(err, context.DeadlineExceeded)):
 			if st.heartbeat() != nil {
 				return errBegun
 			}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -263,6 +264,39 @@ func TestFlowEventsJoinTheCommonStream(t *testing.T) {
 	opened, closed := f.next(events), f.next(events)
 	if opened.Name != "flow.opened" || closed.Name != "flow.closed" || decode[api.Flow](t, closed.Data).ID != uint64(fl.ID()) {
 		t.Errorf("events %+v, %+v", opened, closed)
+	}
+}
+
+func TestAReaderWhoWantsNothingOfWhatHappensHearsHeartbeatsAlone(t *testing.T) {
+	f := start(t, nil)
+	f.server.SetTiming(200*time.Millisecond, deadline)
+	c, lines := f.raw("/v1/events?types=config")
+	defer c.Close()
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	busy.Go(func() { // always something, and never for this reader
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				f.events.Publish("warning", 1)
+				f.events.Publish("lagged", api.Lagged{Missed: 424242}) // flows
+			case <-stop:
+				return
+			}
+		}
+	})
+	defer busy.Wait()
+	defer close(stop)
+	for heard := 0; heard < 3; {
+		line, err := lines.ReadString('\n')
+		if err != nil || strings.Contains(line, "424242") {
+			t.Fatalf("%d heartbeats, then %q, %v", heard, line, err)
+		}
+		if strings.Contains(line, "still here") {
+			heard++
+		}
 	}
 }
 

@@ -33,8 +33,8 @@ const divertTable = 100
 
 // Options choose what a lab has beyond the bed.
 type Options struct {
-	SecondWAN bool // wan1, and Far reachable over it too
-	Shim      bool // a Shim between wan0 and the server
+	SecondWAN bool   // wan1, and Far reachable over it too
+	Shim      string // LANDevice or WANDevice has a Shim between itself and its peer; "": none
 }
 
 // Lab is a set of namespaces that live as long as their test.
@@ -75,10 +75,10 @@ func (l *Lab) build(o Options) error {
 		}
 		*dst = ns
 	}
-	if err := connect(l.Cli, "eth0", l.GW, LANDevice); err != nil {
+	if err := l.connect(l.Cli, "eth0", l.GW, LANDevice, o.Shim == LANDevice); err != nil {
 		return err
 	}
-	if err := l.connectWAN(o.Shim); err != nil {
+	if err := l.connect(l.GW, WANDevice, l.Srv, "eth0", o.Shim == WANDevice); err != nil {
 		return err
 	}
 	if o.SecondWAN {
@@ -118,9 +118,11 @@ func connect(a *Netns, dev string, b *Netns, peer string) error {
 	return b.ip("link set " + peer + " up")
 }
 
-func (l *Lab) connectWAN(shim bool) error {
+// connect is the function connect, with a Shim between if asked for. The client's
+// side comes first.
+func (l *Lab) connect(a *Netns, dev string, b *Netns, peer string, shim bool) error {
 	if !shim {
-		return connect(l.GW, WANDevice, l.Srv, "eth0")
+		return connect(a, dev, b, peer)
 	}
 	n, err := l.namespace("shim")
 	if err != nil {
@@ -129,14 +131,14 @@ func (l *Lab) connectWAN(shim bool) error {
 	if err := n.sysctl("net.ipv6.conf.default.disable_ipv6=1"); err != nil {
 		return err
 	}
-	if err := connect(l.GW, WANDevice, n, "left"); err != nil {
+	if err := connect(a, dev, n, "left"); err != nil {
 		return err
 	}
-	if err := connect(n, "right", l.Srv, "eth0"); err != nil {
+	if err := connect(n, "right", b, peer); err != nil {
 		return err
 	}
 	// One packet of the wire at a time: a lost super-packet would be 45 lost packets.
-	for ns, dev := range map[*Netns]string{l.GW: WANDevice, l.Srv: "eth0"} {
+	for ns, dev := range map[*Netns]string{a: dev, b: peer} {
 		if err := ns.ip("link set " + dev + " gso_max_segs 1"); err != nil {
 			return err
 		}

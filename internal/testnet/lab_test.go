@@ -284,7 +284,7 @@ func TestALabIsGoneAfterAFailedTest(t *testing.T) {
 	func() {
 		p := &partTest{T: t}
 		defer p.end()
-		lab := New(p, Options{Shim: true})
+		lab := New(p, Options{Shim: WANDevice})
 		name = lab.prefix
 		lab.Srv.Echo(ServerV4 + ":7")
 		panic("a test that fails")

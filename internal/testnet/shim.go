@@ -37,8 +37,8 @@ type Link struct {
 // LinkCounts are what a direction did, in packets.
 type LinkCounts struct{ Passed, Lost, Reordered, Overflowed uint64 }
 
-// Shim joins the gateway's wan0 and the server's eth0 in userspace, and can
-// delay, lose and reorder packets.
+// Shim joins a device of the gateway and its peer's in userspace, and can delay,
+// lose and reorder packets.
 type Shim struct {
 	up, down *shimWay
 	wg       sync.WaitGroup
@@ -57,8 +57,8 @@ type shimLink struct {
 	random *rand.Rand // used by the reader alone
 }
 
-// newShim starts a shim between two devices of a namespace. The gateway is at
-// the left one.
+// newShim starts a shim between two devices of a namespace. The left one is
+// toward the client.
 func newShim(n *Netns, left, right string) (*Shim, error) {
 	l, err := in(n, func() (*os.File, error) { return packetSocket(left) })
 	if err != nil {

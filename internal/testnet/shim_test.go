@@ -43,7 +43,7 @@ func roundTrips(t *testing.T, c net.Conn, n int) (order []uint32, first time.Dur
 
 func TestAShimDelaysLosesAndReorders(t *testing.T) {
 	Require(t)
-	lab := New(t, Options{Shim: true})
+	lab := New(t, Options{Shim: WANDevice})
 	lab.Srv.UDPEcho("[" + ServerV6 + "]:7")
 	c := dial(t, lab.Cli, "udp", "["+ServerV6+"]:7")
 	if err := c.SetDeadline(time.Time{}); err != nil {
@@ -72,7 +72,7 @@ func TestAShimDelaysLosesAndReorders(t *testing.T) {
 
 func TestAShimCarriesTCPByteExact(t *testing.T) {
 	Require(t)
-	lab := New(t, Options{Shim: true})
+	lab := New(t, Options{Shim: WANDevice})
 	lab.Shim.SetBoth(Link{Delay: time.Millisecond, Loss: 0.005, Seed: 1})
 	const size = 4 << 20
 	for _, host := range []string{FarV4, FarV6} {

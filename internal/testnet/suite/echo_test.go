@@ -10,7 +10,7 @@ import (
 
 func TestB26_APingTakesAsLongAsThePathAndItsFlowCountsItsBytes(t *testing.T) {
 	const delay = 20 * time.Millisecond
-	eachEchoBed(t, testnet.Options{Shim: true}, func(t *testing.T, lab *testnet.Lab, g *testnet.Gateway) {
+	eachEchoBed(t, testnet.Options{Shim: testnet.WANDevice}, func(t *testing.T, lab *testnet.Lab, g *testnet.Gateway) {
 		lab.Shim.SetBoth(testnet.Link{Delay: delay})
 		before := g.API.Status().Drops
 		eachFamily(t, func(t *testing.T, f udpFamily) {

@@ -86,7 +86,7 @@ func TestB01_ARefusalLooksAsOnADirectPathAndIsNoFlow(t *testing.T) {
 // while the kernel is still inside connect would not be told to the caller.
 func b01Bed(t *testing.T) *tcpBed {
 	t.Helper()
-	b := newTCPBedWith(t, "timeouts: {dial: 1s}\n", testnet.Options{Shim: true})
+	b := newTCPBedWith(t, "timeouts: {dial: 1s}\n", testnet.Options{Shim: testnet.WANDevice})
 	b.Shim.SetBoth(testnet.Link{Delay: 3 * time.Millisecond})
 	b.Srv.Run("sysctl", "-qw", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
 	return b

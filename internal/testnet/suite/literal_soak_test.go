@@ -30,6 +30,10 @@ func TestSoakB29_ADatagramToTheDevicesPeerIsFollowedByTenSecondsOfSilence(t *tes
 	}
 }
 
+func TestSoakB12_LossAndReorderingLeaveHalfOfKernelForwardingOnEitherSide(t *testing.T) {
+	underLoss(t, []string{testnet.LANDevice, testnet.WANDevice}, 5*time.Second)
+}
+
 // With the default keepalive: 2 min, then 4 probes 20 s apart.
 func TestSoakB10_AThousandFlowsOfAVanishedClientEnd(t *testing.T) {
 	vanish(t, "", 1000, 200*time.Second)

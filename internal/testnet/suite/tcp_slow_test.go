@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -169,7 +170,7 @@ func rate(n uint64, took time.Duration) int { return int(float64(n) / took.Secon
 
 // countingWriter counts what it wrote. It hides ReadFrom.
 type countingWriter struct {
-	w net.Conn
+	w io.Writer
 	n *atomic.Uint64
 }
 

@@ -42,7 +42,13 @@ func (s *Stack) SetBuffers(b Buffers) {
 	s.setBuffers(b)
 	for _, e := range s.net.RegisteredEndpoints() {
 		if ep, ok := e.(*tcp.Endpoint); ok {
+			// Locked, or an acknowledgement under way may set the size that it worked out
+			// from the old maximum. With a size over the maximum gVisor tells of room only
+			// if one acknowledgement makes all of it, so that what was not told is told now.
+			ep.LockUser()
 			lower(ep.SocketOptions(), b)
+			ep.UnlockUser()
+			ep.WakeupWriters()
 		}
 	}
 }

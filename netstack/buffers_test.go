@@ -35,7 +35,7 @@ func TestBuffersWithinAPartAreValidAndNeverLarger(t *testing.T) {
 
 // Fact 9: an endpoint that lives when the maxima change does not grow over them.
 func TestFact9TheMaximaAreReadLive(t *testing.T) {
-	small := Buffers{Recv: 64 << 10, RecvMax: 192 << 10, Send: 64 << 10, SendMax: 192 << 10}
+	small := Buffers{Recv: 64 << 10, RecvMax: 96 << 10, Send: 64 << 10, SendMax: 96 << 10} // less than the first growth
 	grown := func(t *testing.T, before func(*Stack)) (recvSize, sendSize int64) {
 		b := newBed(t, true, func(c *Config) {
 			c.Buffers = DefaultBuffers

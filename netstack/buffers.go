@@ -36,8 +36,9 @@ func (b Buffers) Within(part, least int) Buffers {
 
 // SetBuffers has b hold for new connections and for those that live: what is
 // larger shrinks, though it gives memory back only as its bytes move on; what is
-// smaller may grow to the new maximum. It blocks for as long as it takes to look
-// at each endpoint, and is not to be called twice at once.
+// smaller may grow to the new maximum. A receive buffer shrinks as its client
+// sends (see concede). It blocks for as long as it takes to look at each endpoint,
+// and is not to be called twice at once.
 func (s *Stack) SetBuffers(b Buffers) {
 	s.setBuffers(b)
 	for _, e := range s.net.RegisteredEndpoints() {
@@ -46,7 +47,9 @@ func (s *Stack) SetBuffers(b Buffers) {
 			// from the old maximum. With a size over the maximum gVisor tells of room only
 			// if one acknowledgement makes all of it, so that what was not told is told now.
 			ep.LockUser()
-			lower(ep.SocketOptions(), b)
+			if o := ep.SocketOptions(); o.GetSendBufferSize() > int64(b.SendMax) {
+				o.SetSendBufferSize(int64(b.SendMax), false) // as an order of its user's gVisor would stop tuning it
+			}
 			ep.UnlockUser()
 			ep.WakeupWriters()
 		}
@@ -59,19 +62,20 @@ func (s *Stack) setBuffers(b Buffers) {
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: MinBuffer, Default: b.Send, Max: b.SendMax}
 	s.net.SetTransportProtocolOption(tcp.ProtocolNumber, &recv) //nolint:errcheck // fails for no range like these
 	s.net.SetTransportProtocolOption(tcp.ProtocolNumber, &send) //nolint:errcheck
+	s.recvMax.Store(int64(b.RecvMax))
 	s.chunk.Store(int32(min(max(b.Send/2, minChunk), chunkBytes)))
 	// A forwarder has the first receive window of its endpoints. How many dials
 	// there may be is limited by the pending table.
 	s.forwarder.Store(tcp.NewForwarder(s.net, b.Recv, 1<<30, s.handleRequest))
 }
 
-// lower cuts an endpoint's buffers without its word: gVisor takes that of a user
-// as an order to stop tuning them.
-func lower(o *tcpip.SocketOptions, b Buffers) {
-	if o.GetReceiveBufferSize() > int64(b.RecvMax) {
-		o.SetReceiveBufferSize(int64(b.RecvMax), false)
-	}
-	if o.GetSendBufferSize() > int64(b.SendMax) {
-		o.SetSendBufferSize(int64(b.SendMax), false)
+// concede takes the room of n bytes that are being read from a receive buffer over
+// its maximum, and what their window cost. So its client's window closes from the
+// left alone: what a client was told it may send has its room (RFC 9293, 3.8.6).
+// Without it gVisor drops that, and repeated too: such a client gets along by its
+// time-outs, if what came out of order does not take all of the room for good.
+func (s *Stack) concede(o *tcpip.SocketOptions, n int) {
+	if size, most := o.GetReceiveBufferSize(), s.recvMax.Load(); size > most {
+		o.SetReceiveBufferSize(max(size-2*int64(n), most), false) // a window is half of its buffer
 	}
 }

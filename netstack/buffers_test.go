@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagernet/gvisor/pkg/tcpip/transport/tcp"
 	"pgregory.net/rapid"
 
 	"gatewayd/flow"
@@ -72,9 +73,11 @@ func TestFact9TheMaximaAreReadLive(t *testing.T) {
 	})
 }
 
+// smallest is what the governor leaves at worst.
+var smallest = DefaultBuffers.Within(1<<10, MinBuffer)
+
 // flicker sets buffers of all sizes, again and again, until the returned function
-// is called, or for so long that transfers of a slow machine get on, which lose
-// what a smaller window has no room for; the smallest hold then.
+// is called, or for two seconds; the smallest hold then.
 func flicker(s *Stack) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -82,7 +85,7 @@ func flicker(s *Stack) (stop func()) {
 	go func() {
 		defer close(done)
 		defer tick.Stop()
-		defer func() { s.SetBuffers(DefaultBuffers.Within(1<<10, MinBuffer)) }()
+		defer s.SetBuffers(smallest)
 		for part := 1; ; part = part * 8 % 4095 { // 1, 8, 64, 512, 1, …
 			s.SetBuffers(DefaultBuffers.Within(part, MinBuffer))
 			select {
@@ -99,7 +102,7 @@ func flicker(s *Stack) (stop func()) {
 
 func TestNoByteIsLostAndNoFlowStallsWhileBuffersShrinkAndGrow(t *testing.T) {
 	forLinks(t, func(t *testing.T, gso bool, dst netip.AddrPort) {
-		const size = 8 << 20
+		const size = 4 << 20
 		down := newPattern(size)
 		ups := make(chan []byte, 1)
 		b := newBed(t, gso, nil)
@@ -115,27 +118,67 @@ func TestNoByteIsLostAndNoFlowStallsWhileBuffersShrinkAndGrow(t *testing.T) {
 		c := b.mustDial(dst)
 		s := recv(t, sessions)
 		stop := flicker(b.stack)
-		up := newPattern(size)
-		sent := make(chan error, 1)
+		up, sum := newPattern(size+DefaultBuffers.RecvMax/2), sha256.New()
+		sent, got := make(chan error, 1), make(chan error, 1)
 		go func() {
-			_, err := io.Copy(c, up)
+			_, err := io.CopyN(c, up, size)
 			sent <- err
 		}()
-		sum := sha256.New()
-		n, err := io.Copy(sum, c)
-		if err != nil || n != size || !bytes.Equal(sum.Sum(nil), down.sum.Sum(nil)) {
-			t.Errorf("%d bytes down, %v, or others than were sent", n, err)
+		go func() {
+			_, err := io.Copy(sum, c)
+			got <- err
+		}()
+		if err := recvMoving(t, s, got); err != nil || !bytes.Equal(sum.Sum(nil), down.sum.Sum(nil)) {
+			t.Errorf("%v, or other bytes went down than were sent", err)
 		}
-		if err := recv(t, sent); err != nil {
+		if err := recvMoving(t, s, sent); err != nil {
 			t.Error(err)
 		}
 		stop()
+		go func() { // as much as the client may have been told
+			_, err := io.Copy(c, up)
+			sent <- err
+		}()
+		if err := recvMoving(t, s, sent); err != nil {
+			t.Error(err)
+		}
+		c.CloseWrite()
+		if !bytes.Equal(recvMoving(t, s, ups), up.sum.Sum(nil)) {
+			t.Error("other bytes went up than were sent")
+		}
 		if o := s.conn.ep.SocketOptions(); o.GetReceiveBufferSize() > minWindow || o.GetSendBufferSize() > MinBuffer {
 			t.Errorf("%d and %d bytes of buffers were left", o.GetReceiveBufferSize(), o.GetSendBufferSize())
 		}
-		c.CloseWrite()
-		if !bytes.Equal(recv(t, ups), up.sum.Sum(nil)) {
-			t.Error("other bytes went up than were sent")
+		c.Close()
+		s.wait(t)
+	})
+}
+
+// A window is a promise: without it each client would wait for its time-outs, over
+// and over, until it had sent again what it was once told it may send.
+func TestWhatAClientWasToldItMaySendHasRoomInABufferThatShrank(t *testing.T) {
+	forLinks(t, func(t *testing.T, gso bool, dst netip.AddrPort) {
+		const size = 8 << 20
+		b := newBed(t, gso, nil)
+		sessions := b.relayTo(serve(t, swallow))
+		c := b.mustDial(dst)
+		s := recv(t, sessions)
+		sent := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(c, newPattern(size))
+			sent <- err
+		}()
+		waitFor(t, func() bool { return s.meter.moved(flow.Up) > size/8 })
+		b.stack.SetBuffers(smallest)
+		if err := recvMoving(t, s, sent); err != nil {
+			t.Error(err)
+		}
+		waitFor(t, func() bool { return s.meter.moved(flow.Up) == size })
+		if n := s.conn.ep.Stats().(*tcp.Stats).ReceiveErrors.SegmentQueueDropped.Value(); n > 0 {
+			t.Errorf("%d segments were dropped", n)
+		}
+		if n := s.conn.ep.SocketOptions().GetReceiveBufferSize(); n > minWindow {
+			t.Errorf("%d bytes of buffer were left", n)
 		}
 		c.Close()
 		s.wait(t)

@@ -182,6 +182,7 @@ func (w *uplink) Write(b []byte) (int, error) {
 		n = 0
 	}
 	w.left -= n
+	w.c.stack.concede(w.c.ep.SocketOptions(), n) // before gVisor tells of the room
 	if n < want {
 		return n, errFull
 	}

@@ -121,6 +121,9 @@ type bed struct {
 	udp    func(f flow.Flow, t flow.Train)
 
 	prepare func(s *session) // of relayTo, before a relay begins; may be nil
+
+	mu       sync.Mutex
+	sessions []*session // of relayTo
 }
 
 func (b *bed) HandleTCP(p *Pending) { b.handle(p) }
@@ -162,6 +165,9 @@ func newBed(t *testing.T, gso bool, change func(*Config)) *bed {
 	wg.Go(func() { b.stack.Run(ctx) })
 	t.Cleanup(func() {
 		b.client.Close()
+		if t.Failed() { // no flow and no server of it lives on into other tests
+			b.end()
+		}
 		cancel()
 		wg.Wait()
 		b.client.Wait()
@@ -286,6 +292,23 @@ type session struct {
 	meter counter
 	conn  *Conn
 	done  chan error
+	over  chan struct{} // closed when done has the cause
+}
+
+// end ends all flows of relayTo.
+func (b *bed) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sessions {
+		s.conn.End(flow.ErrShutdown)
+	}
+	for _, s := range b.sessions {
+		select {
+		case <-s.over:
+		case <-time.After(20 * time.Second):
+			b.t.Error("a relay that was ended lives on")
+		}
+	}
 }
 
 // relayTo makes the bed dial a loopback listener for every SYN, and relay.
@@ -298,7 +321,7 @@ func (b *bed) relayTo(addr string) chan *session {
 			p.Refuse(flow.VerdictOf(err))
 			return
 		}
-		s := &session{done: make(chan error, 1)}
+		s := &session{done: make(chan error, 1), over: make(chan struct{})}
 		if s.conn, err = p.Accept(p.Context()); err != nil {
 			out.Close()
 			return
@@ -306,8 +329,11 @@ func (b *bed) relayTo(addr string) chan *session {
 		if b.prepare != nil {
 			b.prepare(s)
 		}
+		b.mu.Lock()
+		b.sessions = append(b.sessions, s)
+		b.mu.Unlock()
 		sessions <- s
-		s.conn.Relay(out.(*net.TCPConn), &s.meter, func(err error) { s.done <- err })
+		s.conn.Relay(out.(*net.TCPConn), &s.meter, func(err error) { s.done <- err; close(s.over) })
 	}
 	return sessions
 }
@@ -331,6 +357,23 @@ func recv[T any](t *testing.T, c <-chan T) T {
 	case <-time.After(20 * time.Second):
 		t.Fatal("nothing within 20 s")
 		panic("unreachable")
+	}
+}
+
+// recvMoving is recv for what ends a session's transfer, however slow the machine is:
+// it fails when nothing moved for 20 s.
+func recvMoving[T any](t *testing.T, s *session, c <-chan T) T {
+	t.Helper()
+	for {
+		before := s.meter.moved(flow.Up) + s.meter.moved(flow.Down)
+		select {
+		case v := <-c:
+			return v
+		case <-time.After(20 * time.Second):
+		}
+		if up, down := s.meter.moved(flow.Up), s.meter.moved(flow.Down); up+down == before {
+			t.Fatalf("nothing moved for 20 s after %d bytes up and %d down", up, down)
+		}
 	}
 }
 

@@ -77,6 +77,7 @@ type Stack struct {
 	builder sync.Pool // *udpBuilder
 
 	forwarder atomic.Pointer[tcp.Forwarder] // of the buffers that hold
+	recvMax   atomic.Int64                  // bytes that a receive buffer is to have at most
 	chunk     atomic.Int32                  // bytes written to an endpoint at once: they stay in memory until the last one is acknowledged
 
 	errors errorLimiter

@@ -75,6 +75,28 @@ func BenchmarkScan(b *testing.B) {
 	}
 }
 
+// BenchmarkPage is a list of benchFlows: all of it, a page of 100 at its begin and in its
+// middle, and the 50 flows that a predicate picks.
+func BenchmarkPage(b *testing.B) {
+	t, _ := populated(b, 0)
+	few := func(r *Record) bool { return r.ID%10_000 == 0 }
+	for _, page := range []struct {
+		name  string
+		after flow.ID
+		limit int
+		pred  func(*Record) bool
+	}{
+		{"all", 0, 0, nil}, {"first", 0, 100, nil}, {"middle", benchFlows / 2, 100, nil}, {"picked", 0, 0, few},
+	} {
+		b.Run(page.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				t.Page(page.after, page.limit, page.pred)
+			}
+		})
+	}
+}
+
 // BenchmarkKillWhere asks a predicate about benchFlows, which picks 500 each time.
 func BenchmarkKillWhere(b *testing.B) {
 	t, _ := populated(b, 0)

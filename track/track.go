@@ -3,6 +3,7 @@ package track
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -98,8 +99,9 @@ func (t *Tracker) KillWhere(pred func(*Record) bool) int { return t.EndWhere(Err
 // pred may use the tracker. A flow that opens or closes meanwhile may be missed.
 func (t *Tracker) EndWhere(cause error, pred func(*Record) bool) int {
 	n := 0
-	t.visit(func(f *Flow, r *Record) bool {
-		if f.Cause() == nil && pred(r) && f.endOnce(cause) {
+	lives := func(f *Flow) bool { return f.Cause() == nil }
+	t.visit(lives, func(f *Flow, r *Record) bool {
+		if pred(r) && f.endOnce(cause) {
 			n++
 		}
 		return true
@@ -118,26 +120,49 @@ func (t *Tracker) Get(id flow.ID) (Record, bool) {
 	return r, true
 }
 
-// Flows lists the live flows by id, oldest first.
-func (t *Tracker) Flows() []Record {
-	all := make([]Record, 0, t.Live())
-	t.Each(func(r *Record) bool {
-		all = append(all, *r)
+// Flows lists all live flows by id, oldest first.
+func (t *Tracker) Flows() []Record { return t.Page(0, 0, nil) }
+
+// Page lists the live flows that pred picks (nil: all) and whose id is larger than
+// after, oldest first: the first limit ones, or all for 0. It makes no more than twice
+// limit records to keep. What is said of EndWhere's pred holds for pred.
+func (t *Tracker) Page(after flow.ID, limit int, pred func(*Record) bool) []Record {
+	var found []Record
+	if pred == nil && limit == 0 {
+		found = make([]Record, 0, t.Live())
+	}
+	end := flow.ID(math.MaxUint64) // of the ids that may still be on the page
+	cut := func() {
+		slices.SortFunc(found, func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
+		if limit > 0 && len(found) >= limit {
+			found = found[:limit]
+			end = found[limit-1].ID
+		}
+	}
+	onPage := func(f *Flow) bool { return f.id > after && f.id < end }
+	t.visit(onPage, func(_ *Flow, r *Record) bool {
+		if pred == nil || pred(r) {
+			if found = append(found, *r); len(found) == 2*limit {
+				cut()
+			}
+		}
 		return true
 	})
-	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
-	return all
+	cut()
+	return found
 }
 
 // Each calls visit for every live flow, in no order, until it returns false. The
 // record is visit's during the call only; visit may use the tracker. A flow that is
 // live throughout is visited once; one that opens or closes meanwhile once or never.
 func (t *Tracker) Each(visit func(*Record) bool) {
-	t.visit(func(_ *Flow, r *Record) bool { return visit(r) })
+	all := func(*Flow) bool { return true }
+	t.visit(all, func(_ *Flow, r *Record) bool { return visit(r) })
 }
 
-// visit collects a chunk under the shard's lock and calls each without it.
-func (t *Tracker) visit(each func(*Flow, *Record) bool) {
+// visit collects a chunk under the shard's lock. Without it, it makes the records of the
+// flows that are wanted, and calls each with them.
+func (t *Tracker) visit(wanted func(*Flow) bool, each func(*Flow, *Record) bool) {
 	seen := make([]sight, 0, scanChunk)
 	var r Record
 	stopped := false
@@ -147,6 +172,9 @@ func (t *Tracker) visit(each func(*Flow, *Record) bool) {
 		}
 		seen, more = sh.look(seen[:0], from)
 		for i := range seen {
+			if !wanted(seen[i].flow) {
+				continue
+			}
 			r.fill(&seen[i])
 			if stopped = !each(seen[i].flow, &r); stopped {
 				return false

@@ -212,6 +212,45 @@ func TestALateReportIsNotCreditedToTheNextFlowOfTheSlot(t *testing.T) {
 	}
 }
 
+func TestAPageIsTheOldestThatArePickedAndAsksOfNoneBefore(t *testing.T) {
+	tr := newTracker(t, Options{})
+	for range 3000 {
+		tr.Open(over("lan", "direct", 0), nil)
+	}
+	for id := flow.ID(1); id <= 3000; id += 7 {
+		tr.Kill(id) // still registered: still listed
+	}
+	third := func(r *Record) bool { return r.ID%3 == 0 }
+	for _, pred := range []func(*Record) bool{nil, third} {
+		for _, after := range []flow.ID{0, 1, 1500, 2990, 3000, 9000} {
+			for _, limit := range []int{0, 1, 2, 64, 1000, 5000} {
+				var want, got []flow.ID
+				for id := after + 1; id <= 3000 && (limit == 0 || len(want) < limit); id++ {
+					if pred == nil || third(&Record{ID: id}) {
+						want = append(want, id)
+					}
+				}
+				asked := pred
+				if pred != nil {
+					asked = func(r *Record) bool {
+						if r.ID <= after {
+							t.Errorf("after %d: asked about flow %d", after, r.ID)
+						}
+						return pred(r)
+					}
+				}
+				page := tr.Page(after, limit, asked)
+				for i := range page {
+					got = append(got, page[i].ID)
+				}
+				if !slices.Equal(got, want) || limit > 0 && cap(page) > 4*limit {
+					t.Errorf("%d after %d: %d flows %v, room for %d; want %d", limit, after, len(got), got, cap(page), len(want))
+				}
+			}
+		}
+	}
+}
+
 func TestACounterStopsBeforeItsGeneration(t *testing.T) {
 	var c counter
 	c.retire()

@@ -13,8 +13,8 @@ import (
 )
 
 // A list is in memory until its reader took it, which may be long: 400 bytes for each
-// flow that there is. So there are few at once, of administrators and of others, and one
-// more waits for a while.
+// flow on it, all that there are if it has no limit. So there are few at once, of
+// administrators and of others, and one more waits for a while.
 const (
 	maxLists = 8
 	listWait = 2 * time.Second
@@ -50,10 +50,15 @@ func (s *Server) listFlows(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer free()
-	flows := s.opt.Tracker.Flows()
-	return s.writeFlows(w, r, `{"sessions":[],"flows":[`, pick(flows, sel, func(f *track.Record) bool {
-		return uint64(f.ID) > pg.after
-	}), pg, s.privacyFor(r))
+	picked, limit := sel.pick, pg.limit
+	if len(sel) == 0 {
+		picked = nil
+	}
+	if limit > 0 {
+		limit++ // one tells whether there are more
+	}
+	flows := s.opt.Tracker.Page(flow.ID(pg.after), limit, picked)
+	return s.writeFlows(w, r, `{"sessions":[],"flows":[`, flows, pg, s.privacyFor(r))
 }
 
 // listClosed answers the ring of closed flows in the order of their ends. A page
@@ -79,7 +84,7 @@ func (s *Server) listClosed(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	// What privacy hides of the past is hidden from administrators as well.
-	return s.writeFlows(w, r, `{"flows":[`, pick(flows, sel, nil), pg, s.privacy)
+	return s.writeFlows(w, r, `{"flows":[`, sel.keep(flows), pg, s.privacy)
 }
 
 // listing reads selector and page of a list, and refuses what would tell hidden things.
@@ -94,17 +99,6 @@ func (s *Server) listing(r *http.Request) (selector, page, error) {
 	}
 	pg, err := parsePage(q)
 	return sel, pg, err
-}
-
-// pick keeps the flows that sel and also pick, in place.
-func pick(flows []track.Record, sel selector, also func(*track.Record) bool) []track.Record {
-	kept := flows[:0]
-	for i := range flows {
-		if (also == nil || also(&flows[i])) && sel.pick(&flows[i]) {
-			kept = append(kept, flows[i])
-		}
-	}
-	return kept
 }
 
 // writeFlows writes one page, a flow at a time: a full list may be long.

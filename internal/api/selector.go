@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,6 +26,11 @@ func (s selector) pick(r *track.Record) bool {
 		}
 	}
 	return true
+}
+
+// keep drops, in place, the flows that are not the selector's.
+func (s selector) keep(flows []track.Record) []track.Record {
+	return slices.DeleteFunc(flows, func(r track.Record) bool { return !s.pick(&r) })
 }
 
 // parseSelector reads the selector keys of q. Malformed and empty values are

@@ -8,10 +8,11 @@ import (
 )
 
 const (
-	shardCount = 64  // flows are spread over the shards by id
-	blockSize  = 64  // slots that a shard allocates at once: one word says which are free
-	scanChunk  = 256 // slots visited in one hold of a shard's lock; whole blocks
-	groupChunk = 64  // groups, likewise
+	shardCount  = 64                      // flows are spread over the shards by id
+	blockSize   = 64                      // slots of a block: one word says which are free
+	chunkBlocks = 4                       // blocks visited in one hold of a shard's lock
+	scanChunk   = chunkBlocks * blockSize // slots, likewise
+	groupChunk  = 64                      // groups, likewise
 )
 
 // slot is the hot part of a flow: one cache line, without pointers.
@@ -20,8 +21,8 @@ const (
 // live and only close frees it, both under the shard's lock. up and down may be
 // added to at any time by the relay of the live flow; the rest belongs to the lock.
 type slot struct {
-	up, down    counter // since the last sample
-	sampledUp   uint64  // bytes that samples took so far
+	up, down    counter // of the flow's life
+	sampledUp   uint64  // bytes that samples took so far: how far they came in the counters
 	sampledDown uint64
 	active      int64   // last sample that found bytes, in ns since the tracker began; 0: none
 	session     uint64  // of a changed principal; the rest of it is the group's
@@ -88,7 +89,7 @@ func (s *shard) open(f *Flow) {
 	b.free &^= 1 << i
 	b.flows[i] = f
 	p := &b.slots[i]
-	p.sampledUp, p.sampledDown, p.active = 0, 0, 0
+	p.active = 0
 	p.at, p.low, p.changed = at, uint32(f.id), false
 	p.group = s.joinLocked(groupKey{f.meta.Inbound, f.meta.Outbound, f.meta.User}, f.meta.UserName)
 	f.slot, f.generation = p, p.up.generation()
@@ -102,19 +103,38 @@ func (s *shard) freeSlotLocked() uint32 {
 			return uint32(s.lowest*blockSize + bits.TrailingZeros64(free))
 		}
 	}
-	s.blocks = append(s.blocks, block{free: allFree, slots: new([blockSize]slot), flows: new([blockSize]*Flow)})
+	slots := make([][blockSize]slot, blocksAfter(s.lowest))
+	for i := range slots {
+		s.blocks = append(s.blocks, block{free: allFree, slots: &slots[i], flows: new([blockSize]*Flow)})
+	}
 	return uint32(s.lowest * blockSize)
 }
 
-// freeLocked gives a slot back, and blocks at the end that it leaves empty, but one.
+// blocksAfter is how many blocks come and go together after the first n: one at first,
+// and then a chunk, which lies in one piece. Scans go through memory from its end to its
+// begin, and would wait for every block where the processor foresees the other direction.
+func blocksAfter(n int) int {
+	if n < chunkBlocks {
+		return 1
+	}
+	return chunkBlocks
+}
+
+// freeLocked gives a slot back, and blocks at the end that are empty then, but one.
 func (s *shard) freeLocked(at uint32) {
 	b, i := &s.blocks[at/blockSize], at%blockSize
 	b.free |= 1 << i
 	b.flows[i] = nil
 	s.lowest = min(s.lowest, int(at/blockSize))
-	for n := len(s.blocks); n > 1 && s.blocks[n-1].free == allFree && s.blocks[n-2].free == allFree; n-- {
-		s.blocks[n-1] = block{}
-		s.blocks = s.blocks[:n-1]
+	for n := len(s.blocks); n > 1; n = len(s.blocks) {
+		rest := n - blocksAfter(n-1)
+		for _, b := range s.blocks[rest-1:] {
+			if b.free != allFree {
+				return
+			}
+		}
+		clear(s.blocks[rest:])
+		s.blocks = s.blocks[:rest]
 	}
 }
 
@@ -160,7 +180,7 @@ type sight struct {
 
 func (s *shard) sightLocked(p *slot, f *Flow) sight {
 	seen := sight{
-		flow: f, up: p.sampledUp + p.up.pending(), down: p.sampledDown + p.down.pending(),
+		flow: f, up: p.sampledUp + p.up.beyond(p.sampledUp), down: p.sampledDown + p.down.beyond(p.sampledDown),
 		active: p.active, changed: p.changed,
 	}
 	if p.changed {
@@ -185,20 +205,34 @@ func (s *shard) close(f *Flow) (final sight, ok bool) {
 		return sight{}, false
 	}
 	p := f.slot
-	s.moveLocked(p, p.up.retire(), p.down.retire())
 	final = s.sightLocked(p, f)
+	s.moveLocked(p, p.up.retire(p.sampledUp), p.down.retire(p.sampledDown))
+	final.up, final.down = p.sampledUp, p.sampledDown
+	p.sampledUp, p.sampledDown = 0, 0 // as its counters: a free slot holds nothing
 	s.groups[p.group].flows--
 	s.freeLocked(p.at)
 	return final, true
 }
 
-// moveLocked credits bytes that were taken from a slot's counters to its group.
+// moveLocked credits bytes that the counters of a slot are beyond the samples to its group.
 func (s *shard) moveLocked(p *slot, up, down uint64) {
 	p.sampledUp += up
 	p.sampledDown += down
-	g := &s.groups[p.group]
-	g.up += up
-	g.down += down
+	s.creditLocked(credit{p.group, up, down})
+}
+
+// credit is what goes to one group.
+type credit struct {
+	group    uint32
+	up, down uint64
+}
+
+func (s *shard) creditLocked(c credit) {
+	if c.up|c.down != 0 {
+		g := &s.groups[c.group]
+		g.up += c.up
+		g.down += c.down
+	}
 }
 
 // change gives f another principal, after a sample of it: what has moved stays with
@@ -210,7 +244,7 @@ func (s *shard) change(f *Flow, to Principal) bool {
 		return false
 	}
 	p := f.slot
-	s.moveLocked(p, p.up.take(), p.down.take())
+	s.moveLocked(p, p.up.beyond(p.sampledUp), p.down.beyond(p.sampledDown))
 	s.groups[p.group].flows--
 	p.session, p.changed = to.Session, true
 	p.group = s.joinLocked(groupKey{f.meta.Inbound, f.meta.Outbound, to.User}, to.UserName)
@@ -244,7 +278,7 @@ func (s *shard) find(id flow.ID, from int) (seen sight, ok, more bool) {
 // chunkLocked is one chunk of slots; more tells that others follow it.
 func (s *shard) chunkLocked(from int) (chunk []block, more bool) {
 	first := min(from/blockSize, len(s.blocks))
-	end := min(first+scanChunk/blockSize, len(s.blocks))
+	end := min(first+chunkBlocks, len(s.blocks))
 	return s.blocks[first:end], end < len(s.blocks)
 }
 
@@ -262,24 +296,35 @@ func (s *shard) look(seen []sight, from int) (_ []sight, more bool) {
 	return seen, more
 }
 
-// sample moves what one chunk of slots counted into their groups. It reads free
-// slots too: they hold nothing.
+// sample moves what one chunk of slots counted into their groups: of neighbours in one
+// group in one piece. It reads free slots too: they hold nothing.
 func (s *shard) sample(from int, now int64) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	chunk, more := s.chunkLocked(from)
+	var sum credit
 	for _, b := range chunk {
 		if b.free == allFree {
 			continue
 		}
 		for i := range b.slots {
 			p := &b.slots[i]
-			if up, down := p.up.take(), p.down.take(); up|down != 0 {
-				s.moveLocked(p, up, down)
-				p.active = now
+			up, down := p.up.beyond(p.sampledUp), p.down.beyond(p.sampledDown)
+			if up|down == 0 {
+				continue
 			}
+			p.sampledUp += up
+			p.sampledDown += down
+			p.active = now
+			if p.group != sum.group {
+				s.creditLocked(sum)
+				sum = credit{group: p.group}
+			}
+			sum.up += up
+			sum.down += down
 		}
 	}
+	s.creditLocked(sum)
 	return more
 }
 

@@ -251,19 +251,24 @@ func TestAPageIsTheOldestThatArePickedAndAsksOfNoneBefore(t *testing.T) {
 	}
 }
 
-func TestACounterStopsBeforeItsGeneration(t *testing.T) {
+func TestACounterTurnsBelowItsGeneration(t *testing.T) {
 	var c counter
-	c.retire()
+	c.retire(0)
 	c.add(1, byteMask-1)
+	mark := c.beyond(0)
 	c.add(1, 5)
-	if c.pending() != byteMask || c.generation() != 1 {
-		t.Errorf("pending %#x, generation %d", c.pending(), c.generation())
+	if n := c.beyond(mark); mark != byteMask-1 || n != 5 || c.generation() != 1 {
+		t.Errorf("%#x and then %d bytes, generation %d", mark, n, c.generation())
 	}
-	for range 1 << 16 {
-		c.retire()
+	mark += 1 << 53 // what is beyond 48 bits does not matter
+	if n := c.retire(mark + 2); n != 3 {
+		t.Errorf("retired with %d bytes, want 3", n)
 	}
-	if c.generation() != 1 || c.pending() != 0 {
-		t.Errorf("after a full turn: pending %d, generation %d", c.pending(), c.generation())
+	for range 1<<16 - 1 {
+		c.retire(0)
+	}
+	if n := c.beyond(0); c.generation() != 1 || n != 0 {
+		t.Errorf("after a full turn: %d bytes, generation %d", n, c.generation())
 	}
 }
 

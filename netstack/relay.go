@@ -110,12 +110,13 @@ func (c *Conn) Relay(out flow.Stream, m flow.Meter, done func(cause error)) erro
 	c.home = c.stack.workers[fd%len(c.stack.workers)]
 	c.turn, c.wake = c.takeTurn, c.schedule
 	c.ready.Store(epReadable | epWritable | outWritable)
+	c.hold() // a turn that ended the relay before fd is watched would have another's socket of that number watched as this one
 	c.entry.Init(c, waiter.ReadableEvents|waiter.WritableEvents|waiter.EventErr|waiter.EventHUp|waiter.EventRdHUp)
 	c.queue.EventRegister(&c.entry)
 	if err := c.stack.cfg.Poller.Add(fd, (*socketReady)(c)); err != nil {
-		c.End(fmt.Errorf("relay: %w", err)) // a turn may be under way already
+		c.End(fmt.Errorf("relay: %w", err))
 	}
-	c.schedule()
+	c.release()
 	return nil
 }
 

@@ -16,6 +16,8 @@ import (
 //	taskQueued   stays           → taskRunning           –
 //	taskRunning  → taskAgain     refused                 → taskIdle
 //	taskAgain    stays           refused                 → taskQueued
+//
+// Whoever sets up what turns need may hold a new task, as if it were in one.
 type task struct {
 	state atomic.Uint32
 	next  *task // in the run queue; guarded by its worker's lock
@@ -50,6 +52,15 @@ func (t *task) schedule() {
 	}
 }
 
+// hold keeps turns of a task that nobody has asked for from beginning until release.
+func (t *task) hold() { t.state.Store(taskRunning) }
+
+// release ends hold, and asks for a turn.
+func (t *task) release() {
+	t.state.Store(taskQueued)
+	t.home.push(t)
+}
+
 // runNow runs a turn on the caller's goroutine if none is due or under way, and
 // otherwise leaves it to whoever has it.
 func (t *task) runNow() {
@@ -64,8 +75,7 @@ func (t *task) runNow() {
 func (t *task) run() {
 	t.turn()
 	if !t.state.CompareAndSwap(taskRunning, taskIdle) { // asked again meanwhile
-		t.state.Store(taskQueued)
-		t.home.push(t)
+		t.release()
 	}
 }
 

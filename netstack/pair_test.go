@@ -287,6 +287,22 @@ func (m *counter) moved(d flow.Dir) uint64 {
 	return m.n[d]
 }
 
+// pause has a direction stand still until resume.
+func (m *counter) pause(d flow.Dir) {
+	m.mu.Lock()
+	m.err[d] = flow.ErrPaused
+	m.mu.Unlock()
+}
+
+// resume ends pause.
+func (m *counter) resume(d flow.Dir) {
+	m.mu.Lock()
+	m.err[d] = nil
+	wake := m.waiting
+	m.mu.Unlock()
+	wake()
+}
+
 // session is one relayed flow of a test.
 type session struct {
 	meter counter

@@ -92,12 +92,19 @@ type ICMPError struct {
 // socket (up), or sent to the client as packets (down). What the gateway merely
 // holds in a send queue has not moved; a flow that is reset drops it uncounted.
 type Meter interface {
-	// Ready asks to take bytes in direction d while queued bytes, taken earlier,
-	// have not been reported by Moved yet. The relay may take at most max bytes,
-	// which is at least 1 when err is nil. ErrPaused: not now, wake is called
-	// once when it is worth asking again, perhaps on another goroutine, and never
-	// from inside Ready. Any other error is the cause by which the flow ended.
-	Ready(d Dir, queued int, wake func()) (max int, err error)
-	// Moved reports n bytes, after they moved.
+	// Ready asks to take bytes in direction d. The relay may take at most max bytes,
+	// which is at least 1 when err is nil, and says with Took what it took. ErrPaused:
+	// not now, wake is called once when it is worth asking again, perhaps on another
+	// goroutine, and never from inside Ready; the flow keeps its place in line until
+	// it asks again or leaves. Any other error is the cause by which the flow ended.
+	Ready(d Dir, wake func()) (max int, err error)
+	// Took reports n bytes, 0 included, taken from their source. It follows every
+	// Ready without error exactly once, before the next Ready in d.
+	Took(d Dir, n int)
+	// Moved reports n bytes, after they moved. They were taken before; what was taken
+	// and has not moved when the flow ends is lost.
 	Moved(d Dir, n int)
+	// Leave gives up the place in line of a flow that was paused and can't use its
+	// turn in d now, because its receiver takes nothing. It may ask again later.
+	Leave(d Dir)
 }

@@ -12,15 +12,32 @@ import (
 )
 
 // metered asks the meter. 0 means: not now; if the flow has to end, End was called.
-func (c *Conn) metered(d flow.Dir, queued int) int {
-	n, err := c.meter.Ready(d, queued, c.wake)
+func (c *Conn) metered(d flow.Dir) int {
+	n, err := c.meter.Ready(d, c.wake)
+	c.inLine[d] = placeNone
 	if err == nil {
 		return n
 	}
-	if !errors.Is(err, flow.ErrPaused) {
+	if errors.Is(err, flow.ErrPaused) {
+		c.inLine[d] = placeAsked
+	} else {
 		c.End(err)
 	}
 	return 0
+}
+
+// leaveLines gives up the places in line that this turn did not ask for again: those
+// directions can't move now, and others wait behind them.
+func (c *Conn) leaveLines() {
+	for d := range c.inLine {
+		switch c.inLine[d] {
+		case placeAsked:
+			c.inLine[d] = placeKept
+		case placeKept:
+			c.inLine[d] = placeNone
+			c.meter.Leave(flow.Dir(d))
+		}
+	}
 }
 
 // moveUp moves from the client's endpoint to the socket, and reports whether it
@@ -37,7 +54,7 @@ func (c *Conn) moveUp() (again bool) {
 			return false
 		}
 		c.clear(epReadable)
-		limit := c.metered(flow.Up, 0)
+		limit := c.metered(flow.Up)
 		if limit == 0 {
 			c.set(epReadable)
 			return false
@@ -135,6 +152,7 @@ func (c *Conn) readClient(limit int) (int, tcpip.Error) {
 	n, out := limit-w.left, w.out
 	w.c, w.n, w.off, w.out, w.last = nil, 0, 0, 0, false
 	uplinks.Put(w)
+	c.meter.Took(flow.Up, n)
 	c.countUp(out)
 	if r.Count > 0 {
 		c.ep.ModerateRecvBuf(r.Count)
@@ -231,12 +249,13 @@ func (c *Conn) moveDown() (again bool) {
 			}
 			return false
 		}
-		limit := c.metered(flow.Down, int(c.written-c.moved))
+		limit := c.metered(flow.Down)
 		if limit == 0 {
 			c.set(outReadable)
 			return false
 		}
 		n, ok := c.writeClient(min(waiting, limit, int(c.stack.chunk.Load())))
+		c.meter.Took(flow.Down, n)
 		if !ok {
 			return false
 		}
@@ -282,7 +301,6 @@ func (c *Conn) writeClient(n int) (int, bool) {
 	switch terr.(type) {
 	case nil:
 		c.set(epWritable)
-		return int(w), true
 	case *tcpip.ErrWouldBlock:
 		c.set(outReadable)
 	case *tcpip.ErrBadBuffer:
@@ -290,7 +308,7 @@ func (c *Conn) writeClient(n int) (int, bool) {
 	default:
 		c.fail(c.clientError(), true, c.up == dirDone)
 	}
-	return 0, false
+	return int(w), terr == nil
 }
 
 var downlinks = sync.Pool{New: func() any { return new(downlink) }}

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"gatewayd/flow"
 	"gatewayd/netstack/wire"
 )
 
@@ -64,7 +65,7 @@ func TestASuperPacketIsWrittenToTheSocketAtOnce(t *testing.T) {
 	}
 	c.set(outWritable)
 	for range 3 {
-		if _, err := c.readClient(64 << 10); err != nil {
+		if _, err := c.readClient(c.metered(flow.Up)); err != nil {
 			t.Fatal(err)
 		}
 	}

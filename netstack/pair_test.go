@@ -253,31 +253,57 @@ func (b *bed) mustDial(dst netip.AddrPort) *gonet.TCPConn {
 	return c
 }
 
-// counter is a Meter that counts, and can pause or end its flow.
+// counter is a Meter that counts, and can pause or end its flow. It panics when it is
+// not asked as meters have to be.
 type counter struct {
 	mu      sync.Mutex
-	n       [2]uint64
+	n       [2]uint64 // moved
+	took    [2]uint64
+	asked   [2]bool // and not told what was taken yet
+	left    [2]int  // calls of Leave
 	err     [2]error
 	max     int
 	waiting func()
 }
 
-func (m *counter) Ready(d flow.Dir, _ int, wake func()) (int, error) {
+func (m *counter) Ready(d flow.Dir, wake func()) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.asked[d] {
+		panic("Ready again before Took")
+	}
 	if m.err[d] != nil {
 		m.waiting = wake
 		return 0, m.err[d]
 	}
+	m.asked[d] = true
 	if m.max > 0 {
 		return m.max, nil
 	}
 	return 64 << 10, nil
 }
 
+func (m *counter) Took(d flow.Dir, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.asked[d] {
+		panic("Took without Ready")
+	}
+	m.asked[d] = false
+	m.took[d] += uint64(n)
+}
+
 func (m *counter) Moved(d flow.Dir, n int) {
 	m.mu.Lock()
-	m.n[d] += uint64(n)
+	defer m.mu.Unlock()
+	if m.n[d] += uint64(n); m.n[d] > m.took[d] {
+		panic("moved more than was taken")
+	}
+}
+
+func (m *counter) Leave(d flow.Dir) {
+	m.mu.Lock()
+	m.left[d]++
 	m.mu.Unlock()
 }
 

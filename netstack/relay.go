@@ -46,6 +46,7 @@ type relay struct {
 
 	// turn:
 	up, down dirState
+	inLine   [2]place // of each direction, with the meter
 	failed   failure
 	over     bool
 	held     []byte // taken from the client, not yet written to the socket
@@ -61,6 +62,15 @@ type dirState uint8
 const (
 	dirOpen dirState = iota
 	dirDone
+)
+
+// place is where a direction stands that the meter paused.
+type place uint8
+
+const (
+	placeNone  place = iota // nowhere: it was not paused
+	placeKept               // in line since an earlier turn
+	placeAsked              // in line, as this turn was told
 )
 
 // failure says that one side broke, and since when the other is being told.
@@ -215,6 +225,7 @@ func (c *Conn) takeTurn() {
 	}
 	again := c.moveUp()
 	again = c.moveDown() || again
+	c.leaveLines()
 	c.settle()
 	if !c.isOver() && again {
 		c.schedule()

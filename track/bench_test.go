@@ -164,9 +164,10 @@ func BenchmarkFanOut(b *testing.B) {
 func BenchmarkMeter(b *testing.B) {
 	f := newTracker(b, Options{}).Open(over("lan", "direct", 0), nil)
 	for b.Loop() {
-		if _, err := f.Ready(flow.Up, 0, nil); err != nil {
+		if _, err := f.Ready(flow.Up, nil); err != nil {
 			b.Fatal(err)
 		}
+		f.Took(flow.Up, 16<<10)
 		f.Moved(flow.Up, 16<<10)
 	}
 }
@@ -196,7 +197,8 @@ func BenchmarkRelay(b *testing.B) {
 					must(b)(feed.Write(piece))
 					must(b)(io.ReadFull(in, p))
 					if how == "metered" {
-						must(b)(f.Ready(flow.Up, 0, nil))
+						must(b)(f.Ready(flow.Up, nil))
+						f.Took(flow.Up, relayRead)
 						f.Moved(flow.Up, relayRead)
 					}
 					must(b)(write.Write(p))

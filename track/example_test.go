@@ -30,8 +30,10 @@ func Example() {
 		Dest:     flow.Destination{Addr: netip.MustParseAddrPort("203.0.113.5:443")},
 		Outbound: "direct", Version: 1, Rule: -1,
 	}, func(cause error) { /* make the relay stop */ })
-	if max, err := f.Ready(flow.Up, 0, nil); err == nil {
-		f.Moved(flow.Up, min(max, 1500))
+	if max, err := f.Ready(flow.Up, nil); err == nil {
+		n := min(max, 1500)
+		f.Took(flow.Up, n)
+		f.Moved(flow.Up, n)
 	}
 	for _, r := range tracker.Flows() {
 		fmt.Printf("%v from %v to %v over %s: %d bytes up\n", r.ID, r.Source, r.Dest, r.Outbound, r.Up)
@@ -130,9 +132,9 @@ func ExampleTracker_KillWhere() {
 	vpn := func(r *track.Record) bool { return r.Outbound == "vpn" }
 	fmt.Println(tracker.KillWhere(vpn), "killed, then", tracker.KillWhere(vpn))
 
-	_, err := old.Ready(flow.Up, 0, nil)
+	_, err := old.Ready(flow.Up, nil)
 	fmt.Println(err, errors.Is(err, track.ErrKilled), errors.Is(err, syscall.ECONNABORTED))
-	_, err = other.Ready(flow.Up, 0, nil)
+	_, err = other.Ready(flow.Up, nil)
 	fmt.Println(err)
 	// Output:
 	// 1 killed, then 0

@@ -42,12 +42,18 @@ func (f *Flow) ID() flow.ID { return f.id }
 
 // Ready lets the relay take up to 64 KiB, or returns the cause once the flow ended.
 // It never pauses and keeps nothing of wake.
-func (f *Flow) Ready(flow.Dir, int, func()) (int, error) {
+func (f *Flow) Ready(flow.Dir, func()) (int, error) {
 	if e := f.ending.Load(); e != nil {
 		return 0, e.err
 	}
 	return maxTransfer, nil
 }
+
+// Took does nothing: a flow that is never paused reserves nothing.
+func (f *Flow) Took(flow.Dir, int) {}
+
+// Leave does nothing: there is no line.
+func (f *Flow) Leave(flow.Dir) {}
 
 // Moved counts n payload bytes, after they moved. It takes no lock. What is reported
 // after Close is not counted anywhere.

@@ -116,8 +116,8 @@ type paced struct {
 	ended   chan struct{}
 }
 
-func (p *paced) Ready(d flow.Dir, queued int, wake func()) (int, error) {
-	if n, err := p.Flow.Ready(d, queued, wake); err != nil {
+func (p *paced) Ready(d flow.Dir, wake func()) (int, error) {
+	if n, err := p.Flow.Ready(d, wake); err != nil {
 		return n, err
 	}
 	if p.allowed--; p.allowed < 0 {
@@ -129,8 +129,9 @@ func (p *paced) Ready(d flow.Dir, queued int, wake func()) (int, error) {
 // relay moves what the meter allows; paused, it is woken by the end alone.
 func (p *paced) relay() (moved uint64, err error) {
 	for {
-		switch n, err := p.Ready(flow.Up, 0, func() {}); {
+		switch n, err := p.Ready(flow.Up, func() {}); {
 		case err == nil:
+			p.Took(flow.Up, n)
 			p.Moved(flow.Up, n)
 			moved += uint64(n)
 		case errors.Is(err, flow.ErrPaused):

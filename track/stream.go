@@ -119,9 +119,9 @@ func (s *Stream) Close() error {
 	return err
 }
 
-// ready asks the meter.
+// ready asks the meter, which is the flow and wants no Took.
 func (s *Stream) ready(d flow.Dir) (max int, err error) {
-	if max, err = s.flow.Ready(d, 0, nil); err != nil && !s.flow.ended() {
+	if max, err = s.flow.Ready(d, nil); err != nil && !s.flow.ended() {
 		err = net.ErrClosed
 	}
 	return max, err

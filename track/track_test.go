@@ -108,7 +108,7 @@ func TestAKillTellsWhetherTheFlowIsRegistered(t *testing.T) {
 	if len(ends) != 1 || ends[0] != ErrKilled {
 		t.Errorf("ended with %v, want once with %v", ends, ErrKilled)
 	}
-	if _, err := f.Ready(flow.Up, 0, nil); !errors.Is(err, ErrKilled) || !errors.Is(err, syscall.ECONNABORTED) {
+	if _, err := f.Ready(flow.Up, nil); !errors.Is(err, ErrKilled) || !errors.Is(err, syscall.ECONNABORTED) {
 		t.Errorf("Ready after the kill: %v", err)
 	}
 	if r, ok := tr.Get(f.ID()); !ok || !r.Killed {
@@ -141,7 +141,7 @@ func TestKillWhereKillsWhatIsPickedAndOnlyOnce(t *testing.T) {
 	if a.Cause() != ErrKilled || b.Cause() != ErrKilled || other.Cause() != nil {
 		t.Errorf("causes %v, %v, %v", a.Cause(), b.Cause(), other.Cause())
 	}
-	if n, err := other.Ready(flow.Down, 0, nil); n != maxTransfer || err != nil {
+	if n, err := other.Ready(flow.Down, nil); n != maxTransfer || err != nil {
 		t.Errorf("the flow that was not picked: %d, %v", n, err)
 	}
 }
@@ -174,7 +174,7 @@ func TestAnEndAfterCloseChangesNothing(t *testing.T) {
 	if f.Cause() != io.EOF || tr.Closed()[0].Killed {
 		t.Errorf("cause %v, record %+v", f.Cause(), tr.Closed()[0])
 	}
-	if n, err := f.Ready(flow.Up, 0, nil); n != 0 || err != io.EOF {
+	if n, err := f.Ready(flow.Up, nil); n != 0 || err != io.EOF {
 		t.Errorf("Ready of a closed flow: %d, %v", n, err)
 	}
 }
@@ -183,7 +183,7 @@ func TestAnEndWithoutACauseIsTheOrdinaryOne(t *testing.T) {
 	tr := newTracker(t, Options{})
 	f := tr.Open(over("lan", "direct", 0), nil)
 	f.End(nil)
-	if _, err := f.Ready(flow.Up, 0, nil); err != io.EOF {
+	if _, err := f.Ready(flow.Up, nil); err != io.EOF {
 		t.Errorf("Ready: %v, want %v", err, io.EOF)
 	}
 	f.Close(syscall.ECONNRESET)
@@ -354,7 +354,7 @@ func TestThePacketPathAllocatesNothing(t *testing.T) {
 	f := tr.Open(over("lan", "direct", 0), nil)
 	wake := func() {}
 	if n := testing.AllocsPerRun(100, func() {
-		_, _ = f.Ready(flow.Up, 0, wake)
+		_, _ = f.Ready(flow.Up, wake)
 		f.Moved(flow.Up, 1500)
 		f.Moved(flow.Down, 1500)
 	}); n != 0 {

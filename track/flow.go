@@ -40,6 +40,9 @@ type ending struct {
 // ID is the flow's number.
 func (f *Flow) ID() flow.ID { return f.id }
 
+// Owner is what its Meta had as Owner: who opened it finds his own things by it.
+func (f *Flow) Owner() any { return f.meta.Owner }
+
 // Ready lets the relay take up to 64 KiB, or returns the cause once the flow ended.
 // It never pauses and keeps nothing of wake.
 func (f *Flow) Ready(flow.Dir, func()) (int, error) {

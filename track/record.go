@@ -24,6 +24,7 @@ type Meta struct {
 	Epoch    uint64       // of the plane that routed it
 	User     flow.UserKey // 0: anonymous
 	UserName string
+	Owner    any // what Flow.Owner returns; never in a Record
 }
 
 // Principal is who a flow runs under. The zero value is nobody.
@@ -50,6 +51,7 @@ type Record struct {
 func (r *Record) fill(s *sight) {
 	f := s.flow
 	*r = Record{ID: f.id, Meta: f.meta, Started: f.started, Up: s.up, Down: s.down, Killed: f.killed()}
+	r.Owner = nil // a closed flow's record must not keep it
 	if s.changed {
 		r.Session, r.User, r.UserName = s.principal.Session, s.principal.User, s.principal.UserName
 	}

@@ -156,8 +156,12 @@ func (t *Tracker) Page(after flow.ID, limit int, pred func(*Record) bool) []Reco
 // record is visit's during the call only; visit may use the tracker. A flow that is
 // live throughout is visited once; one that opens or closes meanwhile once or never.
 func (t *Tracker) Each(visit func(*Record) bool) {
-	all := func(*Flow) bool { return true }
-	t.visit(all, func(_ *Flow, r *Record) bool { return visit(r) })
+	t.EachFlow(func(_ *Flow, r *Record) bool { return visit(r) })
+}
+
+// EachFlow is Each with the flows themselves.
+func (t *Tracker) EachFlow(visit func(*Flow, *Record) bool) {
+	t.visit(func(*Flow) bool { return true }, visit)
 }
 
 // visit collects a chunk under the shard's lock. Without it, it makes the records of the

@@ -407,3 +407,23 @@ func TestAnIdleFlowTakesAtMost700Bytes(t *testing.T) {
 		t.Errorf("%d bytes a flow, want at most 700", each)
 	}
 }
+
+func TestTheOwnerIsFoundByTheFlowAndInNoRecord(t *testing.T) {
+	tr := newTracker(t, Options{})
+	m := over("lan", "direct", 0)
+	owner := new(int)
+	m.Owner = owner
+	f := tr.Open(m, nil)
+	visits := 0
+	tr.EachFlow(func(got *Flow, r *Record) bool {
+		visits++
+		if got != f || got.Owner() != owner || r.ID != f.ID() || r.Owner != nil {
+			t.Errorf("flow %v with owner %v, record %v with owner %v", got.ID(), got.Owner(), r.ID, r.Owner)
+		}
+		return true
+	})
+	f.Close(nil)
+	if r := tr.Closed()[0]; r.Owner != nil || visits != 1 {
+		t.Errorf("%d visits, and the closed record keeps %v", visits, r.Owner)
+	}
+}

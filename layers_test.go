@@ -36,7 +36,7 @@ var layers = map[string][]string{
 	"tun/divert": {"internal/hostnet"},
 	"wg":         {"netstack"},
 	// 3
-	"internal/config":  {"route/match"},
+	"internal/config":  {"route/match", "user"}, // user: one set of types for what an operator may write
 	"internal/api":     {"internal/config", "track", "user", "route"},
 	"internal/client":  {"internal/api"},
 	"internal/flowlog": {"track"},

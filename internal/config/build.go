@@ -26,6 +26,11 @@ func (l *loader) build() *Config {
 		TUN:       l.tun(),
 		Outbounds: l.outbounds(tags),
 		Route:     l.route(tags),
+		Groups:    l.groups(tags),
+		Users:     l.users(tags),
+		Ledger:    l.ledger(),
+		Metrics:   Metrics(raw.Metrics),
+		Webhooks:  l.webhooks(),
 	}
 	_ = c.Log.Level.UnmarshalText([]byte(raw.Log.Level)) // the schema has these words only
 	l.atLeast("sample", c.Sample, time.Millisecond)
@@ -35,12 +40,12 @@ func (l *loader) build() *Config {
 
 // tags are what a file may refer to.
 type tags struct {
-	inbounds, outbounds names
+	inbounds, outbounds, groups names
 }
 
 // tags gathers them and reports those that are there twice.
 func (l *loader) tags() tags {
-	t := tags{make(names), make(names)}
+	t := tags{make(names), make(names), make(names)}
 	for i, d := range l.raw.TUN {
 		t.inbounds.add(l, element("tun", i)+".tag", string(d.Tag))
 	}
@@ -56,6 +61,9 @@ func (l *loader) tags() tags {
 			continue
 		}
 		t.outbounds.add(l, path, string(o.Tag))
+	}
+	for i, g := range l.raw.Groups {
+		t.groups.add(l, element("groups", i)+".name", string(g.Name))
 	}
 	for _, builtIn := range []string{"direct", "reject", "drop"} {
 		if _, redefined := t.outbounds[builtIn]; !redefined {
@@ -83,6 +91,12 @@ func (n names) add(l *loader, path, name string) {
 func (l *loader) atLeast(path string, d, least time.Duration) {
 	if d < least && !l.bad[path] {
 		l.problem(path, "%s: want at least %s", d, least)
+	}
+}
+
+func (l *loader) within(path string, d, least, most time.Duration) {
+	if (d < least || d > most) && !l.bad[path] {
+		l.problem(path, "%s: want %s to %s", d, least, most)
 	}
 }
 

@@ -189,11 +189,14 @@ func (l *loader) match(path string, raw *rawMatch, known tags, depth int) Match 
 		return Match{}
 	}
 	made := Match{
-		Network: raw.Network, Source: prefixes(raw.Source), IP: prefixes(raw.IP),
+		Inbound: stringsOf(raw.Inbound), Network: raw.Network, Source: prefixes(raw.Source), IP: prefixes(raw.IP),
 		SourcePort: raw.SourcePort, Port: raw.Port,
+		User: stringsOf(raw.User), UserGroup: stringsOf(raw.UserGroup), UserState: raw.UserState,
+	}
+	for _, d := range raw.Device {
+		made.Device = append(made.Device, flow.DeviceSet(d))
 	}
 	for i, tag := range raw.Inbound {
-		made.Inbound = append(made.Inbound, string(tag))
 		l.refer(element(path+".inbound", i), "inbound", string(tag), known.inbounds)
 	}
 	if raw.Not != nil {
@@ -242,6 +245,14 @@ func prefixes(raw []network) []netip.Prefix {
 	var made []netip.Prefix
 	for _, p := range raw {
 		made = append(made, netip.Prefix(p))
+	}
+	return made
+}
+
+func stringsOf[S ~string](raw []S) []string {
+	var made []string
+	for _, s := range raw {
+		made = append(made, string(s))
 	}
 	return made
 }

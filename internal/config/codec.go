@@ -58,8 +58,6 @@ func codecOf(t reflect.Type) (codec, bool) {
 		return codec{"want true or false", []kind{boolean}, parseBool, map[string]any{"type": "boolean"}}, true
 	case reflect.Int:
 		return codec{"want a number", []kind{number}, parseInt, map[string]any{"type": "integer"}}, true
-	case reflect.Float64:
-		return codec{"want a number", []kind{number}, parseFraction, map[string]any{"type": "number", "minimum": 0}}, true
 	}
 	return codec{}, false
 }
@@ -67,7 +65,7 @@ func codecOf(t reflect.Type) (codec, bool) {
 // kindsOf tells from a schema what YAML may take the scalar for.
 func kindsOf(schema map[string]any) []kind {
 	switch schema["type"] {
-	case "integer":
+	case "integer", "number":
 		return []kind{number}
 	case "string":
 		return []kind{text}
@@ -118,13 +116,4 @@ func wholeNumber(s string) (int64, error) {
 		return 0, strconv.ErrSyntax
 	}
 	return strconv.ParseInt(s, 10, 32)
-}
-
-func parseFraction(s string, v reflect.Value) error {
-	n, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(n >= 0 && n <= 1e9) {
-		return fmt.Errorf("%s: want a number from 0", quote(s))
-	}
-	v.SetFloat(n)
-	return nil
 }

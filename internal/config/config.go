@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gatewayd/flow"
+	"gatewayd/user"
 )
 
 // Config is a valid configuration with its defaults filled in: every tag that it
@@ -24,6 +25,11 @@ type Config struct {
 	TUN       []TUN
 	Outbounds []Outbound // direct is always among them; reject, drop and dns never are
 	Route     Route
+	Groups    []user.Group
+	Users     []user.Spec // each group that they name is among Groups
+	Ledger    Ledger
+	Metrics   Metrics
+	Webhooks  []Webhook
 
 	files []*source // the main file, then those it includes
 }
@@ -99,6 +105,24 @@ type FlowLog struct {
 	Keep int    // old files
 }
 
+// Ledger is what is kept of usage, and for how long.
+type Ledger struct {
+	Commit        time.Duration // longest time between a transfer and its being on disk; at least a second
+	Hourly, Daily time.Duration // how long the series of hours and of days go back
+}
+
+// Metrics is what the metrics show.
+type Metrics struct {
+	PerUser int // users that get series of their own at most; 0: none
+}
+
+// Webhook is where events are posted to.
+type Webhook struct {
+	URL        string   // http or https
+	On         []string // kinds of events, as in user, or single ones, as in user.exhausted
+	SecretFile string   // absolute; empty: posts are not signed
+}
+
 // TUN is a TUN device. The device name is its identity.
 type TUN struct {
 	Tag, Device string
@@ -144,6 +168,10 @@ type Match struct {
 	Source, IP []netip.Prefix // without host bits
 	SourcePort []PortRange
 	Port       []PortRange
+	User       []string // names; none of them has to exist
+	UserGroup  []string // names; none of them has to exist
+	UserState  []string // anonymous, active, disabled, expired, exhausted, throttled or unused
+	Device     []flow.DeviceSet
 	Not        *Match
 	Any, All   []Match
 }

@@ -127,6 +127,7 @@ type loader struct {
 	known map[string]*source // by the name that same gives
 	total int                // bytes read
 	raw   rawFile
+	zones map[string]*time.Location
 
 	broken bool // a file is missing: what refers to it can not be checked
 }
@@ -141,7 +142,7 @@ func parse(name string, text []byte, from files) (*Config, error) {
 }
 
 func newLoader(main *source, from files) *loader {
-	l := &loader{decoder: newDecoder(&report{}), from: from, main: main, known: make(map[string]*source)}
+	l := &loader{decoder: newDecoder(&report{}), from: from, main: main, known: make(map[string]*source), zones: make(map[string]*time.Location)}
 	l.start(main)
 	return l
 }

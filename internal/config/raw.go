@@ -25,10 +25,10 @@ type rawFile struct {
 	Sets      []rawSet      `yaml:"sets" soon:"true" doc:"Named sets of domains and addresses."`
 	Route     rawRoute      `yaml:"route" doc:"Which way out a flow takes."`
 	DNS       rawDNS        `yaml:"dns" soon:"true" doc:"The DNS service."`
-	Groups    []rawGroup    `yaml:"groups" soon:"true" doc:"Defaults for users."`
-	Users     []rawUser     `yaml:"users" soon:"true" doc:"Users that are fixed in the file."`
-	Ledger    rawLedger     `yaml:"ledger" soon:"true" doc:"What is kept of past usage."`
-	Metrics   rawMetrics    `yaml:"metrics" soon:"true" doc:"Prometheus metrics."`
+	Groups    []rawGroup    `yaml:"groups" doc:"Limits that each member of a group has."`
+	Users     []rawUser     `yaml:"users" doc:"Users that are fixed in the file; others are made at run time."`
+	Ledger    rawLedger     `yaml:"ledger" doc:"What is kept of usage."`
+	Metrics   rawMetrics    `yaml:"metrics" doc:"Prometheus metrics."`
 	Events    rawEvents     `yaml:"events" doc:"Where events go apart from the API."`
 }
 
@@ -149,15 +149,15 @@ type rawMatch struct {
 	SourcePort []PortRange    `yaml:"source_port" doc:"The client's port."`
 	IP         []network      `yaml:"ip" doc:"The address that the client dialled."`
 	Port       []PortRange    `yaml:"port" doc:"The port that the client dialled."`
+	User       []userName     `yaml:"user" doc:"Names of users, which may be made later; an anonymous flow has none."`
+	UserGroup  []groupName    `yaml:"user_group" doc:"Groups that the user is a member of."`
+	UserState  []string       `yaml:"user_state" enum:"anonymous|active|disabled|expired|exhausted|throttled|unused" doc:"The user's state; anonymous is no user."`
+	Device     []deviceSet    `yaml:"device" doc:"The client's device: mac:ADDRESS, host:NAME, an address or a prefix."`
 	Not        *rawMatch      `yaml:"not" doc:"Conditions that do not hold together."`
 	Any        []rawMatch     `yaml:"any" doc:"Conditions of which one holds."`
 	All        []rawMatch     `yaml:"all" doc:"Conditions that each hold."`
 
-	Device        []string `yaml:"device" soon:"true" doc:"The client's device."`
 	SourceHost    []string `yaml:"source_host" soon:"true" doc:"The client's host name."`
-	User          []string `yaml:"user" soon:"true" doc:"The flow's user."`
-	UserGroup     []string `yaml:"user_group" soon:"true" doc:"The user's group."`
-	UserState     []string `yaml:"user_state" soon:"true" doc:"The user's state: anonymous, active, exhausted and so on."`
 	Domain        []string `yaml:"domain" soon:"true" doc:"The domain, exactly."`
 	DomainSuffix  []string `yaml:"domain_suffix" soon:"true" doc:"The domain, or one that it is under."`
 	DomainKeyword []string `yaml:"domain_keyword" soon:"true" doc:"A part of the domain."`
@@ -170,7 +170,7 @@ type rawMatch struct {
 
 type rawEvents struct {
 	FlowLog  *rawFlowLog  `yaml:"flow_log" doc:"A file of closed flows, a line of JSON each; without it there is none."`
-	Webhooks []rawWebhook `yaml:"webhooks" soon:"true" doc:"URLs that events are posted to."`
+	Webhooks []rawWebhook `yaml:"webhooks" doc:"URLs that events are posted to."`
 }
 
 type rawFlowLog struct {

@@ -46,8 +46,8 @@ func (s *schema) property(f *field) map[string]any {
 	made := s.value(f, f.typ)
 	made["description"] = describe(f)
 	switch {
-	case isDigits(f.def):
-		made["default"] = json.Number(f.def)
+	case isDigits(f.def), f.typ.Kind() == reflect.Bool && f.def != "":
+		made["default"] = json.RawMessage(f.def)
 	case f.def != "":
 		made["default"] = f.def
 	}

@@ -150,7 +150,7 @@ type rawMatch struct {
 	IP         []network      `yaml:"ip" doc:"The address that the client dialled."`
 	Port       []PortRange    `yaml:"port" doc:"The port that the client dialled."`
 	User       []userName     `yaml:"user" doc:"Names of users, which may be made later; an anonymous flow has none."`
-	UserGroup  []groupName    `yaml:"user_group" doc:"Groups that the user is a member of."`
+	UserGroup  []userName     `yaml:"user_group" doc:"Groups that the user is a member of."`
 	UserState  []string       `yaml:"user_state" enum:"anonymous|active|disabled|expired|exhausted|throttled|unused" doc:"The user's state; anonymous is no user."`
 	Device     []deviceSet    `yaml:"device" doc:"The client's device: mac:ADDRESS, host:NAME, an address or a prefix."`
 	Not        *rawMatch      `yaml:"not" doc:"Conditions that do not hold together."`

@@ -3,14 +3,14 @@ package config
 import "time"
 
 type rawGroup struct {
-	Name   groupName     `yaml:"name" need:"a name for it" doc:"Name of the group."`
+	Name   userName      `yaml:"name" need:"a name for it" doc:"Name of the group."`
 	Limits rawUserLimits `yaml:"limits" doc:"Limits of each member, which has allowances of its own; of a user's and its group's limit the smaller holds."`
 }
 
 type rawUser struct {
 	Name       userName      `yaml:"name" need:"a name for it" doc:"Name of the user; not all digits."`
 	ID         userID        `yaml:"id" doc:"Durable number; without it one is assigned."`
-	Group      groupName     `yaml:"group" doc:"Group of which it is a member."`
+	Group      userName      `yaml:"group" doc:"Group of which it is a member."`
 	Enabled    bool          `yaml:"enabled" default:"true" doc:"Whether the user may do anything."`
 	Notes      string        `yaml:"notes" doc:"Anything."`
 	ExternalID string        `yaml:"external_id" doc:"Name in another system."`

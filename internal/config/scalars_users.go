@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"fmt"
 	"net/url"
 	"regexp"
@@ -10,22 +9,31 @@ import (
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"gatewayd/flow"
 	"gatewayd/user"
 )
 
-// userName is the name of a user, which a path of the API may hold.
+// userName is the name of a user or group. It stands in lines and in paths of the
+// API, where a user may also be told by its number.
 type userName string
 
+const longestName = 64 // bytes
+
 func (n *userName) UnmarshalText(b []byte) error {
-	s := string(b)
-	if err := checkName(s); err != nil {
-		return fmt.Errorf("user %s: %w", quote(s), err)
+	s, wrong := string(b), ""
+	switch {
+	case s == "" || len(s) > longestName:
+		wrong = fmt.Sprintf("want a name of 1 to %d bytes", longestName)
+	case isDigits(s):
+		wrong = "want a name that is not all digits, which would be taken for an id"
+	case strings.TrimSpace(s) != s || strings.ContainsFunc(s, unicode.IsControl):
+		wrong = "want a name without control characters, and without blanks around it"
+	case strings.Contains(s, "/") || s == "." || s == "..":
+		wrong = "want a name that a path can hold, without /, and not . or .."
 	}
-	if isDigits(s) {
-		return fmt.Errorf("user %s: want a name that is not all digits, which would be taken for an id", quote(s))
+	if wrong != "" {
+		return fmt.Errorf("%s: %s", quote(s), wrong)
 	}
 	*n = userName(s)
 	return nil
@@ -33,40 +41,8 @@ func (n *userName) UnmarshalText(b []byte) error {
 
 func (*userName) wants() string { return wantText }
 
-func (*userName) schema() map[string]any { return nameSchema() }
-
-// groupName is the name of a group.
-type groupName string
-
-func (n *groupName) UnmarshalText(b []byte) error {
-	if err := checkName(string(b)); err != nil {
-		return fmt.Errorf("group %s: %w", quote(string(b)), err)
-	}
-	*n = groupName(b)
-	return nil
-}
-
-func (*groupName) wants() string { return wantText }
-
-func (*groupName) schema() map[string]any { return nameSchema() }
-
-const longestName = 64 // characters
-
-// checkName refuses what a line or a path could not show.
-func checkName(s string) error {
-	switch {
-	case s == "" || utf8.RuneCountInString(s) > longestName:
-		return fmt.Errorf("want a name of 1 to %d characters", longestName)
-	case strings.TrimSpace(s) != s || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }):
-		return errors.New("want printable characters, without blanks around them")
-	case s == "." || s == "..":
-		return errors.New("a path would lose it; choose another name")
-	}
-	return nil
-}
-
-func nameSchema() map[string]any {
-	return map[string]any{"type": "string", "minLength": 1, "maxLength": longestName}
+func (*userName) schema() map[string]any {
+	return map[string]any{"type": "string", "minLength": 1, "maxLength": longestName, "pattern": "[^0-9]"}
 }
 
 // userID is a user's durable number.

@@ -79,7 +79,7 @@ func (o *openers) next() *Sub {
 
 // openOne opens s, then lets through what waited for it, first what came back.
 func (t *Table) openOne(s *Sub) {
-	defer s.release()
+	defer s.Release()
 	op := s.opening
 	defer op.cancel(nil)
 	var opened Opened

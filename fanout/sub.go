@@ -92,9 +92,9 @@ func (s *Sub) End(cause error) {
 // over reports that the sub-link ended.
 func (s *Sub) over() bool { return s.cause.Load() != nil }
 
-// hold keeps the sub-link from being closed until release. It fails once the
+// Hold keeps the sub-link from being closed until Release. It fails once the
 // sub-link is over.
-func (s *Sub) hold() bool {
+func (s *Sub) Hold() bool {
 	if s.over() {
 		return false
 	}
@@ -109,8 +109,8 @@ func (s *Sub) hold() bool {
 	}
 }
 
-// release gives a reference back; the last one closes the link and the flow.
-func (s *Sub) release() {
+// Release gives a reference back; the last one closes the link and the flow.
+func (s *Sub) Release() {
 	if s.refs.Add(-1) > 0 {
 		return
 	}
@@ -175,17 +175,23 @@ func (s *Sub) sendLocked(ts []flow.Train, now int64) (done int) {
 		if done += n; err == nil {
 			return done
 		}
-		failed := ts[done]
 		done++
-		s.a.t.cfg.Drops.Add(flow.DropOf(err, flow.DropSendFailed), failed.Count())
-		s.debug("sending on ", " failed: ", err)
-		s.a.refuse(failed, err)
-		if _, ok := errors.AsType[*flow.Cause](err); ok || errors.Is(err, net.ErrClosed) {
-			s.End(err)
+		if s.Failed(ts[done-1], err); s.over() {
 			return done
 		}
 	}
 	return done
+}
+
+// Failed counts a train that the link refused with err, and tells the client; the end
+// of the link or of its flow ends the sub-link. Whoever sends what waited calls it too.
+func (s *Sub) Failed(tr flow.Train, err error) {
+	s.a.t.cfg.Drops.Add(flow.DropOf(err, flow.DropSendFailed), tr.Count())
+	s.debug("sending on ", " failed: ", err)
+	s.a.refuse(tr, err)
+	if _, ok := errors.AsType[*flow.Cause](err); ok || errors.Is(err, net.ErrClosed) {
+		s.End(err)
+	}
 }
 
 // enqueue copies as much of tr to q as fits into it; the rest is dropped.
@@ -224,10 +230,10 @@ func (s *Sub) dequeued(q []flow.Train) {
 // Receive passes datagrams on to Opened.Receiver. What comes before the flow was
 // registered waits, 16 datagrams at most, and passes then.
 func (s *Sub) Receive(ts []flow.Train) (moved int) {
-	if !s.hold() {
+	if !s.Hold() {
 		return 0
 	}
-	defer s.release()
+	defer s.Release()
 	if s.ready.Load() || !s.keep(ts) {
 		return s.opened.Receiver.Receive(ts)
 	}
@@ -250,10 +256,10 @@ func (s *Sub) keep(ts []flow.Train) bool {
 // Unreachable passes an ICMP error on to the client. It is not counted and
 // does not refresh the idle limits.
 func (s *Sub) Unreachable(e flow.ICMPError) {
-	if !s.ready.Load() || !s.hold() {
+	if !s.ready.Load() || !s.Hold() {
 		return
 	}
-	defer s.release()
+	defer s.Release()
 	s.opened.Receiver.Unreachable(e)
 }
 

@@ -80,7 +80,7 @@ func (t *Table) closeEnded() {
 		s.nextEnded = nil
 		s.cancelOpening()
 		s.a.detach(s)
-		s.release()
+		s.Release()
 		s = next
 	}
 }

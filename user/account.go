@@ -39,8 +39,8 @@ type account struct {
 	policy *policy          // guarded by mu, as all that follows
 
 	mu      sync.Mutex
-	usage   Usage
-	counted [2]uint64 // of moved, in usage
+	total   Usage
+	counted [2]uint64 // of moved, in total
 	pending [2]int    // bytes that are reserved or taken, and have not moved
 	reached bool      // the traffic is used up
 	stuck   int64     // when those who hold the last of the traffic are ended; 0: they don't
@@ -78,7 +78,7 @@ type later struct {
 
 func newAccount(c *common, key flow.UserKey, name string, u Usage, p *policy) *account {
 	a := &account{
-		common: c, key: key, name: name, base: time.Now(), usage: u,
+		common: c, key: key, name: name, base: time.Now(), total: u,
 		ips: make(map[netip.Addr]int), associations: make(map[association]*backlog),
 	}
 	a.used.Store(!u.FirstUse.IsZero())
@@ -192,7 +192,7 @@ func (a *account) update(p *policy, change func(*Usage)) {
 	now := a.lock()
 	a.chargeLocked()
 	if change != nil {
-		change(&a.usage)
+		change(&a.total)
 	}
 	a.policy = p
 	a.ratesLocked(now)
@@ -244,11 +244,11 @@ func (a *account) use() {
 	}
 }
 
-// report is the usage now.
-func (a *account) report() Usage {
+// usage is what was used until now.
+func (a *account) usage() Usage {
 	now := a.lock()
 	a.chargeLocked()
-	u := a.usage
+	u := a.total
 	a.unlock(now)
 	return u
 }

@@ -128,7 +128,7 @@ func TestWhatMovesIsChargedTimesTheMultiplierWithItsFractions(t *testing.T) {
 	move(t, l, flow.Down, 7, nil)
 	a.setPolicy(limited(func(p *policy) { p.multiplier = 0 }))
 	move(t, l, flow.Down, 100, nil)
-	u := a.report()
+	u := a.usage()
 	if u.Up != 3 || u.ChargedUp != 4 || u.CarryUp != 500_000 || u.Down != 107 || u.ChargedDown != 10 || u.CarryDown != 500_000 {
 		t.Errorf("%+v", u)
 	}
@@ -183,7 +183,7 @@ func TestAQuotaEndsAllFlowsWithinTheTransferThatCrossed(t *testing.T) {
 		if len(causes) != 2 || causes[0] != ErrQuota || causes[1] != ErrQuota || crossed != 1 {
 			t.Errorf("ended with %v, told %d times", causes, crossed)
 		}
-		if u := a.report(); u.ChargedDown != 2*maxTransfer {
+		if u := a.usage(); u.ChargedDown != 2*maxTransfer {
 			t.Errorf("charged %d", u.ChargedDown)
 		}
 	})

@@ -47,7 +47,7 @@ func (a *account) settleLocked(l *Lease, d flow.Dir, n int) {
 
 // chargeLocked charges what moved since the last time, and notes a limit reached.
 func (a *account) chargeLocked() {
-	u := &a.usage
+	u := &a.total
 	for d := range a.moved {
 		total := a.moved[d].Load()
 		n := total - a.counted[d]
@@ -71,7 +71,7 @@ func (a *account) chargeLocked() {
 
 // reachLocked finds out whether the traffic is used up, and has it told once.
 func (a *account) reachLocked() {
-	reached := a.policy.reached([2]uint64{a.usage.ChargedUp, a.usage.ChargedDown})
+	reached := a.policy.reached([2]uint64{a.total.ChargedUp, a.total.ChargedDown})
 	a.later.crossed = a.later.crossed || reached && !a.reached
 	a.reached = reached
 }
@@ -82,7 +82,7 @@ func (a *account) spaceLocked() bool {
 	if !p.block || !p.quota() {
 		return true
 	}
-	u := &a.usage
+	u := &a.total
 	var will [2]uint64
 	will[flow.Up], _ = cost(u.ChargedUp, u.CarryUp, uint64(a.pending[flow.Up]), p.multiplier)
 	will[flow.Down], _ = cost(u.ChargedDown, u.CarryDown, uint64(a.pending[flow.Down]), p.multiplier)

@@ -185,16 +185,13 @@ func (a *account) allow() {
 }
 
 // setPolicy changes the policy, at once for live leases too.
-func (a *account) setPolicy(p *policy) { a.update(p, nil) }
+func (a *account) setPolicy(p *policy) { a.update(func(*Usage) *policy { return p }) }
 
-// update changes the usage, as it is now, and the policy at once.
-func (a *account) update(p *policy, change func(*Usage)) {
+// update changes the usage, as it is now, and with it the policy.
+func (a *account) update(change func(*Usage) *policy) {
 	now := a.lock()
 	a.chargeLocked()
-	if change != nil {
-		change(&a.total)
-	}
-	a.policy = p
+	a.policy = change(&a.total)
 	a.ratesLocked(now)
 	a.reachLocked()
 	for _, l := range a.leases {

@@ -1,0 +1,214 @@
+package user
+
+import (
+	"context"
+	"hash/maphash"
+	"iter"
+	"time"
+
+	"gatewayd/flow"
+)
+
+// Run does what is due by time until ctx ends: users expire, periods begin, promotions
+// end and usage is committed, for a last time when it returns, with nil.
+func (u *Users) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	plausible, committed := u.Plausible(), time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			u.commit(true)
+			return nil
+		case <-timer.C:
+		}
+		if now := u.Plausible(); now != plausible {
+			plausible = now
+			u.clockTurned(ctx, plausible)
+		}
+		u.sweep(ctx)
+		u.promotionsDue(ctx)
+		u.commitEdges()
+		if time.Since(committed) >= u.opt.Commit {
+			committed = time.Now()
+			u.commit(false)
+		}
+		timer.Reset(u.pause())
+	}
+}
+
+// pause is how long there is nothing to do, at most a sweep's interval.
+func (u *Users) pause() time.Duration {
+	d := u.opt.Sweep
+	if now, plausible := u.clock.wall(); plausible {
+		d = until(d, u.alarms.next(), now.UnixNano())
+	}
+	d = until(d, u.limits.next(), u.sinceStart())
+	return max(d, time.Millisecond)
+}
+
+func until(most time.Duration, at, now int64) time.Duration {
+	if at == never {
+		return most
+	}
+	return min(most, time.Duration(max(at-now, 0)))
+}
+
+// atOnce is how many due users are taken out under one lock.
+const atOnce = 256
+
+// sweep settles users of which a time has come.
+func (u *Users) sweep(ctx context.Context) {
+	var owners [atOnce]any
+	for ctx.Err() == nil {
+		now, plausible := u.clock.wall()
+		if !plausible {
+			return
+		}
+		n := u.alarms.due(now.UnixNano(), owners[:])
+		for _, o := range owners[:n] {
+			u.settle(o.(*entry))
+		}
+		if n < len(owners) {
+			return
+		}
+	}
+}
+
+// clockTurned settles everybody: the clock was set, or lost.
+func (u *Users) clockTurned(ctx context.Context, plausible bool) {
+	u.opt.Log.Warn("the clock changed", "plausible", plausible, "time", u.opt.Now())
+	for _, e := range u.byKey.all() {
+		if ctx.Err() != nil {
+			return
+		}
+		u.settle(e)
+	}
+}
+
+// onFirstUse stamps the account whose first byte arrived.
+func (u *Users) onFirstUse(a *account) {
+	e, known := u.byKey.get(a.key)
+	if !known {
+		return
+	}
+	u.amend(e, func(usage *Usage) {
+		if usage.FirstUse.IsZero() {
+			usage.FirstUse = u.now()
+		}
+	})
+	u.settle(e)
+}
+
+// onCrossed hears of a limit of traffic that was reached.
+func (u *Users) onCrossed(a *account) {
+	e, known := u.byKey.get(a.key)
+	if !known {
+		return
+	}
+	u.settle(e)
+	select {
+	case u.edges <- e:
+	default: // the next commit has it
+	}
+}
+
+// commitEdges commits the usage of those that reached a limit.
+func (u *Users) commitEdges() {
+	var es []*entry
+	for {
+		select {
+		case e := <-u.edges:
+			es = append(es, e)
+			continue
+		default:
+		}
+		break
+	}
+	if len(es) > 0 {
+		u.unkept(u.commitOf(es))
+	}
+}
+
+// quiet is how long the time alone is not worth a commit.
+const quiet = 10 * time.Minute
+
+// commit keeps the usage of all that moved something since the last time. last: also
+// the time, if nobody did.
+func (u *Users) commit(last bool) {
+	u.committing.Lock()
+	defer u.committing.Unlock()
+	var pending []*entry
+	for _, e := range u.byKey.all() {
+		usage := e.account.usage()
+		if e.committed != u.hash(&usage) {
+			pending = append(pending, e)
+			u.near(e, &usage)
+		}
+	}
+	if len(pending) > 0 || last || u.opt.Now().Sub(time.Unix(0, u.clock.committed.Load())) >= quiet {
+		u.unkept(u.commitLocked(pending))
+	}
+}
+
+// commitOf keeps the usage of these.
+func (u *Users) commitOf(es []*entry) error {
+	u.committing.Lock()
+	defer u.committing.Unlock()
+	return u.commitLocked(es)
+}
+
+// commitLocked hands usages over as they are when the keeper asks for them.
+func (u *Users) commitLocked(es []*entry) error {
+	hashes := make([]uint64, 0, len(es))
+	now, plausible := u.clock.wall()
+	err := u.keeper.Commit(now, usages(es, func(usage *Usage) { hashes = append(hashes, u.hash(usage)) }))
+	if err != nil {
+		return err
+	}
+	if plausible {
+		u.clock.commit(now)
+	}
+	for i, hash := range hashes {
+		es[i].committed = hash
+	}
+	return nil
+}
+
+func usages(es []*entry, taken func(*Usage)) iter.Seq2[flow.UserKey, Usage] {
+	return func(yield func(flow.UserKey, Usage) bool) {
+		for _, e := range es {
+			usage := e.account.usage()
+			taken(&usage)
+			if !yield(e.key, usage) {
+				return
+			}
+		}
+	}
+}
+
+func (u *Users) hash(usage *Usage) uint64 { return maphash.Comparable(u.seed, *usage) }
+
+// unkept says once that commits fail, and once that they work again.
+func (u *Users) unkept(err error) {
+	failed := err != nil
+	switch before := u.failing.Swap(failed); {
+	case failed && !before:
+		u.opt.Log.Warn("usage is counted in memory only: it could not be kept", "err", err)
+	case !failed && before:
+		u.opt.Log.Info("usage is kept again")
+	}
+}
+
+// near tells once in a period that nine tenths of the traffic are used up.
+func (u *Users) near(e *entry, usage *Usage) {
+	limits := effective(e.spec.Load().Limits, e.group.Load())
+	p := policyOf(&limits, usage)
+	most := func(limit, charged uint64) bool { return limit != none && charged >= limit-limit/10 }
+	if e.near == usage.Generation+1 || usedUp(&p, usage) ||
+		!most(p.up, usage.ChargedUp) && !most(p.down, usage.ChargedDown) && !most(p.total, sum(usage.ChargedUp, usage.ChargedDown)) {
+		return
+	}
+	e.near = usage.Generation + 1
+	u.event("user.near", e)
+}

@@ -13,7 +13,7 @@ type Step struct {
 // Explain is the walk of Route with reasons: each rule that was tried, in order.
 // The last step is what decided. It allocates; it is for people.
 func (p *Plane) Explain(q *Query) []Step {
-	f := factsOf(&q.Flow)
+	f := factsOf(q)
 	var steps []Step
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -50,6 +50,8 @@ func (m *matcher) why(c condition, f *facts) string {
 		return fmt.Sprintf("ip is %v", f.destination)
 	case onSource:
 		return fmt.Sprintf("source is %v", f.source)
+	case onWho:
+		return f.who.why(m.whose.failing(f), f.source)
 	case onNot:
 		return "not: every condition in it holds"
 	case onAll:

@@ -21,6 +21,7 @@ type matcher struct {
 	networks           uint8 // set of networkBit; 0: any
 	inbounds           []string
 	ports, sourcePorts *match.Ports    // nil: any
+	whose              *whose          // nil: anyone
 	ips, sources       *match.Prefixes // nil: any
 	not                *matcher
 	all, any           []matcher
@@ -33,9 +34,11 @@ type facts struct {
 	port, sourcePort    uint16
 	inbound             string
 	destination, source netip.Addr
+	who                 *Who
 }
 
-func factsOf(f *flow.Flow) facts {
+func factsOf(q *Query) facts {
+	f := &q.Flow
 	return facts{
 		network:     f.Network,
 		hasPorts:    f.Network != flow.ICMP,
@@ -44,6 +47,7 @@ func factsOf(f *flow.Flow) facts {
 		inbound:     f.Inbound,
 		destination: f.Dest.Addr.Addr(),
 		source:      f.Source.Addr(),
+		who:         &q.Who,
 	}
 }
 
@@ -59,11 +63,18 @@ const (
 	onInbound
 	onPort
 	onSourcePort
+	onWho
 	onIP
 	onSource
 	onNot
 	onAll
 	onAny
+
+	// those of onWho
+	onUserState
+	onUser
+	onUserGroup
+	onDevice
 )
 
 // failing is the first condition that does not hold, nothing if m matches. The
@@ -78,6 +89,8 @@ func (m *matcher) failing(f *facts) condition {
 		return onPort
 	case m.sourcePorts != nil && !(f.hasPorts && m.sourcePorts.Contains(f.sourcePort)):
 		return onSourcePort
+	case m.whose != nil && m.whose.failing(f) != nothing:
+		return onWho
 	case m.ips != nil && !m.ips.Contains(f.destination):
 		return onIP
 	case m.sources != nil && !m.sources.Contains(f.source):
@@ -125,6 +138,7 @@ func Compile(s Spec, epoch uint64, version func(tag string) (*Version, bool)) (*
 		if err := p.rules[i].compile(&s.Rules[i], version); err != nil {
 			return nil, fmt.Errorf("rule %s: %w", label(i, s.Rules[i].Name), err)
 		}
+		p.asks.add(&s.Rules[i].Match)
 	}
 	var err error
 	if p.fallback, err = find(s.Default, version); err != nil {
@@ -176,6 +190,9 @@ func (m *matcher) compile(s *Match, at string, depth int) (err error) {
 	}
 	if m.sourcePorts, err = ports(s.SourcePort); err != nil {
 		return fmt.Errorf("%ssource_port: %w", at, err)
+	}
+	if m.whose, err = compileWho(s, at); err != nil {
+		return err
 	}
 	if m.ips, err = prefixes(s.IP); err != nil {
 		return fmt.Errorf("%sip: %w", at, err)

@@ -28,13 +28,17 @@ type PortRange = match.PortRange
 type Match struct {
 	Inbound    []string // tags of devices
 	Network    []flow.Network
-	Source     []netip.Prefix // the client's address
-	SourcePort []PortRange    // never holds for ICMP, whose "port" is an echo id
-	IP         []netip.Prefix // the address that the client dialled
-	Port       []PortRange    // the port that the client dialled; never holds for ICMP
-	Not        *Match         // does not hold
-	Any        []Match        // at least one holds
-	All        []Match        // each holds
+	Source     []netip.Prefix   // the client's address
+	SourcePort []PortRange      // never holds for ICMP, whose "port" is an echo id
+	IP         []netip.Prefix   // the address that the client dialled
+	Port       []PortRange      // the port that the client dialled; never holds for ICMP
+	User       []string         // names; never holds for an anonymous flow
+	UserGroup  []string         // names; never holds for an anonymous flow
+	UserState  []string         // Anonymous, or a user's state
+	Device     []flow.DeviceSet // of the client; a prefix holds for its address
+	Not        *Match           // does not hold
+	Any        []Match          // at least one holds
+	All        []Match          // each holds
 }
 
 // Rule sends the flows that match to an outbound.
@@ -60,6 +64,7 @@ type Plane struct {
 	rules    []rule
 	fallback *Version
 	source   []Rule
+	asks     asks
 	hits     []atomic.Uint64 // one for each rule, then the default's
 }
 
@@ -74,6 +79,7 @@ type rule struct {
 type Query struct {
 	Flow flow.Flow
 	Now  time.Time
+	Who  Who
 }
 
 // Decision is a plane's answer.
@@ -97,7 +103,7 @@ type Decision struct {
 // plane was put in place meanwhile: load it and ask again. It also fails, on every
 // plane, once Outbounds is closed.
 func (p *Plane) Route(q *Query) Decision {
-	f := factsOf(&q.Flow)
+	f := factsOf(q)
 	d := Decision{Outbound: p.fallback, Rule: DefaultRule, Recorder: DefaultRule, Epoch: p.epoch, Gen: p.Gen()}
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -119,8 +125,9 @@ func (p *Plane) Route(q *Query) Decision {
 // Epoch is the number of the plane: it grows by one with each apply.
 func (p *Plane) Epoch() uint64 { return p.epoch }
 
-// Gen is the generation of the decisions that the plane makes now. Nothing but
-// another plane changes an answer yet, so it is the epoch.
+// Gen is the generation of the decisions that the plane makes now: its epoch, since
+// nothing but another plane changes an answer to the same query. Another Who is
+// another query, which is the caller's to notice.
 func (p *Plane) Gen() uint64 { return p.epoch }
 
 // Rules is a copy of the rules in order; what they point to must not be changed.

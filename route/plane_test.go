@@ -43,7 +43,8 @@ func query(network flow.Network, source, destination string) *Query {
 
 // The model: the conditions as the documentation words them, over netip alone.
 
-func modelMatch(m *Match, f *flow.Flow) bool {
+func modelMatch(m *Match, q *Query) bool {
+	f, w := &q.Flow, &q.Who
 	listed := func(n int, has bool) bool { return n == 0 || has }
 	ok := listed(len(m.Inbound), slices.Contains(m.Inbound, f.Inbound)) &&
 		listed(len(m.Network), slices.Contains(m.Network, f.Network)) &&
@@ -51,15 +52,24 @@ func modelMatch(m *Match, f *flow.Flow) bool {
 		listed(len(m.IP), modelPrefix(m.IP, f.Dest.Addr.Addr())) &&
 		listed(len(m.SourcePort), f.Network != flow.ICMP && modelPort(m.SourcePort, f.Source.Port())) &&
 		listed(len(m.Port), f.Network != flow.ICMP && modelPort(m.Port, f.Dest.Addr.Port())) &&
-		(m.Not == nil || !modelMatch(m.Not, f))
+		listed(len(m.User), w.User != "" && slices.Contains(m.User, w.User)) &&
+		listed(len(m.UserGroup), w.Group != "" && slices.Contains(m.UserGroup, w.Group)) &&
+		listed(len(m.UserState), slices.Contains(m.UserState, w.State) || w.User == "" && slices.Contains(m.UserState, "anonymous")) &&
+		listed(len(m.Device), slices.ContainsFunc(m.Device, func(s flow.DeviceSet) bool { return modelDevice(s, q) })) &&
+		(m.Not == nil || !modelMatch(m.Not, q))
 	for i := range m.All {
-		ok = ok && modelMatch(&m.All[i], f)
+		ok = ok && modelMatch(&m.All[i], q)
 	}
 	some := len(m.Any) == 0
 	for i := range m.Any {
-		some = some || modelMatch(&m.Any[i], f)
+		some = some || modelMatch(&m.Any[i], q)
 	}
 	return ok && some
+}
+
+func modelDevice(s flow.DeviceSet, q *Query) bool {
+	return s.MAC != "" && s.MAC == q.Who.Device.MAC || s.Host != "" && s.Host == q.Who.Device.Host ||
+		s.Prefix.IsValid() && modelPrefix([]netip.Prefix{s.Prefix}, q.Flow.Source.Addr())
 }
 
 func modelPrefix(list []netip.Prefix, a netip.Addr) bool {
@@ -83,10 +93,10 @@ func modelPort(list []PortRange, port uint16) bool {
 	return false
 }
 
-func modelRoute(s *Spec, f *flow.Flow) (rule int, outbound string, recorder int) {
+func modelRoute(s *Spec, q *Query) (rule int, outbound string, recorder int) {
 	recorder = DefaultRule
 	for i, r := range s.Rules {
-		if !modelMatch(&r.Match, f) {
+		if !modelMatch(&r.Match, q) {
 			continue
 		}
 		if r.Record && recorder == DefaultRule {
@@ -139,6 +149,7 @@ func genMatch(depth int) *rapid.Generator[Match] {
 			Inbound: some(t, genInbound), Network: some(t, genNetwork),
 			Source: some(t, genPrefix), SourcePort: some(t, genRange),
 			IP: some(t, genPrefix), Port: some(t, genRange),
+			User: some(t, genUser), UserGroup: some(t, genGroup), UserState: some(t, genState), Device: some(t, genDevices),
 		}
 		if depth > 0 {
 			inner := genMatch(depth - 1)
@@ -181,12 +192,12 @@ func TestRouteEqualsTheObviousLinearScan(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 20 {
-			q := &Query{Flow: genFlow.Draw(t, "flow")}
-			rule, outbound, recorder := modelRoute(&s, &q.Flow)
+			q := &Query{Flow: genFlow.Draw(t, "flow"), Who: genWho.Draw(t, "who")}
+			rule, outbound, recorder := modelRoute(&s, q)
 			d := p.Route(q)
 			if d.Rule != rule || d.Outbound.Tag() != outbound || d.Recorder != recorder || d.Record != (recorder != DefaultRule) {
 				t.Fatalf("%+v: decided by %d to %v, marked by %d; want %d to %s, %d",
-					q.Flow, d.Rule, d.Outbound, d.Recorder, rule, outbound, recorder)
+					q, d.Rule, d.Outbound, d.Recorder, rule, outbound, recorder)
 			}
 			checkOptions(t, &s, d)
 			checkSteps(t, &s, q, p.Explain(q), rule)
@@ -221,7 +232,7 @@ func checkSteps(t *rapid.T, s *Spec, q *Query, steps []Step, decided int) {
 		t.Fatalf("the last step is %+v, rule %d decided", last, decided)
 	}
 	for i, step := range steps[:len(steps)-1] {
-		if step.Rule != i || step.Why == "" || step.Matched != modelMatch(&s.Rules[i].Match, &q.Flow) {
+		if step.Rule != i || step.Why == "" || step.Matched != modelMatch(&s.Rules[i].Match, q) {
 			t.Fatalf("step %d is wrong: %+v", i, step)
 		}
 	}
@@ -316,6 +327,11 @@ func TestCompileErrorsNameTheRuleAndTheCondition(t *testing.T) {
 		`rule 1 "x": ip: prefix 10.0.0.1/8: host bits set, want 10.0.0.0/8`:                     {Outbound: "vpn", Match: Match{IP: host}},
 		`rule 1 "x": not.any[1].source: prefix 10.0.0.1/8: host bits set, want 10.0.0.0/8`:      {Outbound: "vpn", Match: Match{Not: &Match{Any: []Match{{}, {Source: host}}}}},
 		`rule 1 "x": all[0].not.ip: prefix 10.0.0.1/8: host bits set, want 10.0.0.0/8`:          {Outbound: "vpn", Match: Match{All: []Match{{Not: &Match{IP: host}}}}},
+		`rule 1 "x": user: name is empty`:                                                       {Outbound: "vpn", Match: Match{User: []string{"a", ""}}},
+		`rule 1 "x": user_group: name is empty`:                                                 {Outbound: "vpn", Match: Match{UserGroup: []string{""}}},
+		`rule 1 "x": not.user_state: name is empty`:                                             {Outbound: "vpn", Match: Match{Not: &Match{UserState: []string{""}}}},
+		`rule 1 "x": device: names nothing`:                                                     {Outbound: "vpn", Match: Match{Device: []flow.DeviceSet{{}}}},
+		`rule 1 "x": device: prefix 10.0.0.1/8: host bits set, want 10.0.0.0/8`:                 {Outbound: "vpn", Match: Match{Device: []flow.DeviceSet{{Prefix: host[0]}}}},
 		`rule 1 "x": ` + strings.Repeat("all[0].", 32) + `not, any, all: nested deeper than 32`: {Outbound: "vpn", Match: deep},
 	} {
 		r.Name = "x"

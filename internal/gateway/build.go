@@ -132,6 +132,7 @@ func matchOf(m config.Match) route.Match {
 	r := route.Match{
 		Inbound: m.Inbound, Network: m.Network, Source: m.Source, IP: m.IP,
 		SourcePort: portsOf(m.SourcePort), Port: portsOf(m.Port),
+		User: m.User, UserGroup: m.UserGroup, UserState: m.UserState, Device: m.Device,
 	}
 	if m.Not != nil {
 		not := matchOf(*m.Not)

@@ -44,6 +44,14 @@ var (
 		netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.7/32"),
 		netip.MustParsePrefix("::/0"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("2001:db8::1/128"),
 	})
+	// Names that YAML would take for something else are names, too.
+	genName = rapid.SampledFrom([]string{
+		"ann", "true", "Null", "~", "1.5", "0x1f", "1e3", "a, b", "[a", "a: b", "#c", "- a", "NaN", `it's "a\"`, "ü ß", "2030-01-31", "*a", "!a", "\u202ea",
+	})
+	genDevices = rapid.Custom(func(t *rapid.T) flow.DeviceSet {
+		p := genPrefix.Draw(t, "prefix")
+		return rapid.SampledFrom([]flow.DeviceSet{{MAC: "3c:22:fb:aa:bb:cc"}, {Host: "kids-tablet"}, {Host: "7"}, {Prefix: p}}).Draw(t, "device")
+	})
 	genPorts = rapid.SampledFrom([]config.PortRange{{From: 1, To: 1}, {From: 53, To: 53}, {From: 8000, To: 9000}, {From: 1, To: 65535}})
 )
 
@@ -65,6 +73,10 @@ func genMatch(depth int) *rapid.Generator[config.Match] {
 			IP:         some(genPrefix).Draw(t, "ip"),
 			SourcePort: some(genPorts).Draw(t, "source port"),
 			Port:       some(genPorts).Draw(t, "port"),
+			User:       some(genName).Draw(t, "user"),
+			UserGroup:  some(genName).Draw(t, "group"),
+			UserState:  some(rapid.SampledFrom([]string{"anonymous", "active", "unused"})).Draw(t, "state"),
+			Device:     some(genDevices).Draw(t, "device"),
 		}
 		if reflect.DeepEqual(m, config.Match{}) { // a rule inside a rule has to say something
 			m.Network = []flow.Network{flow.TCP}
@@ -124,8 +136,10 @@ func TestEveryFieldOfARuleReachesThePlane(t *testing.T) {
 			Inbound: []string{"lan"}, Network: []flow.Network{flow.TCP},
 			Source: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, IP: []netip.Prefix{netip.MustParsePrefix("fd00::/8")},
 			SourcePort: []config.PortRange{{From: 1, To: 2}}, Port: []config.PortRange{{From: 3, To: 4}},
-			Not: &config.Match{Inbound: []string{"not"}},
-			Any: []config.Match{{Inbound: []string{"any"}}}, All: []config.Match{{Inbound: []string{"all"}}},
+			User: []string{"user"}, UserGroup: []string{"group"}, UserState: []string{"active"},
+			Device: []flow.DeviceSet{{MAC: "3c:22:fb:aa:bb:cc"}},
+			Not:    &config.Match{Inbound: []string{"not"}},
+			Any:    []config.Match{{Inbound: []string{"any"}}}, All: []config.Match{{Inbound: []string{"all"}}},
 		},
 	}
 	if name := unset(reflect.ValueOf(rule)); name != "" {

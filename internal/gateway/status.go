@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -112,6 +113,10 @@ func when(m *route.Match) string {
 	parts = list(parts, "source_port", m.SourcePort)
 	parts = list(parts, "ip", m.IP)
 	parts = list(parts, "port", m.Port)
+	parts = list(parts, "user", m.User)
+	parts = list(parts, "user_group", m.UserGroup)
+	parts = list(parts, "user_state", m.UserState)
+	parts = list(parts, "device", m.Device)
 	if m.Not != nil {
 		parts = append(parts, "not: {"+when(m.Not)+"}")
 	}
@@ -127,12 +132,24 @@ func list[T any](parts []string, key string, vs []T) []string {
 	texts := make([]string, len(vs))
 	for i, v := range vs {
 		texts[i] = fmt.Sprint(v)
-		if strings.Contains(texts[i], ":") { // ::/0 alone would be a map
+		_, isName := any(v).(string)
+		if isName && !isWord(texts[i]) || strings.Contains(texts[i], ":") { // ::/0 alone would be a map
 			texts[i] = strconv.Quote(texts[i])
 		}
 	}
 	return append(parts, key+": ["+strings.Join(texts, ", ")+"]")
 }
+
+// isWord reports whether YAML takes a name for text without quotes.
+func isWord(name string) bool {
+	switch strings.ToLower(name) {
+	case "true", "false", "null":
+		return false
+	}
+	return word.MatchString(name)
+}
+
+var word = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]*$`)
 
 func nested(parts []string, key string, ms []route.Match) []string {
 	if len(ms) == 0 {

@@ -58,7 +58,7 @@ var layers = map[string][]string{
 
 // planned packages have their place in the table before they are written.
 var planned = map[string]bool{
-	"internal/store": true, "tun/divert": true,
+	"tun/divert":             true,
 	"internal/testnet/suite": true,
 }
 
@@ -115,7 +115,6 @@ var owners = map[string][]string{
 	"github.com/google/nftables":              {"tun/divert"},
 	"github.com/gaissmai/bart":                {"route/match"},
 	"github.com/oschwald/maxminddb-golang/v2": {"route/match"},
-	"go.etcd.io/bbolt":                        {"internal/store"},
 	"github.com/miekg/dns":                    {"dns"},
 	"golang.zx2c4.com/wireguard":              {"wg"},
 	"golang.zx2c4.com/wireguard/wgctrl":       {"wg"},

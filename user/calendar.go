@@ -25,7 +25,7 @@ func (r *Reset) start(t time.Time) time.Time {
 	case Never:
 		return time.Time{}
 	case Hourly:
-		from, _ := hour(t.In(r.zone()))
+		from, _ := hourOf(t.In(r.zone()))
 		return from
 	}
 	for i := 1; ; i-- { // 1: where a clock is put back over midnight, the date is yesterday's again
@@ -41,7 +41,7 @@ func (r *Reset) next(t time.Time) time.Time {
 	case Never:
 		return time.Time{}
 	case Hourly:
-		_, to := hour(t.In(r.zone()))
+		_, to := hourOf(t.In(r.zone()))
 		return to
 	}
 	for i := 0; ; i++ {
@@ -90,8 +90,8 @@ func firstMoment(y int, m time.Month, d int, zone *time.Location) time.Time {
 	}
 }
 
-// hour is the hour of the zone's clock that t is in, cut where the clock is moved.
-func hour(t time.Time) (from, to time.Time) {
+// hourOf is the hour of the zone's clock that t is in, cut where the clock is moved.
+func hourOf(t time.Time) (from, to time.Time) {
 	into := time.Duration(t.Minute())*time.Minute + time.Duration(t.Second())*time.Second + time.Duration(t.Nanosecond())
 	from = t.Add(-into)
 	to = from.Add(time.Hour)

@@ -16,4 +16,33 @@ type Usage struct {
 	LastSeen               time.Time
 	PeriodStart            time.Time
 	Generation             uint64
+	Earlier                Moved // before this period: what a reset clears of the above is added here
 }
+
+// Moved is what moved, in bytes.
+type Moved struct {
+	Up, Down               uint64 // payload
+	ChargedUp, ChargedDown uint64
+	WireRx, WireTx         uint64
+}
+
+// Lifetime is everything that ever moved. Nothing makes it fall.
+func (u *Usage) Lifetime() Moved {
+	return u.Earlier.plus(Moved{u.Up, u.Down, u.ChargedUp, u.ChargedDown, u.WireRx, u.WireTx})
+}
+
+func (m Moved) plus(n Moved) Moved {
+	return Moved{
+		m.Up + n.Up, m.Down + n.Down, m.ChargedUp + n.ChargedUp, m.ChargedDown + n.ChargedDown, m.WireRx + n.WireRx, m.WireTx + n.WireTx,
+	}
+}
+
+// since is what moved after m was old, each of them not less than 0.
+func (m Moved) since(old Moved) Moved {
+	return Moved{
+		grown(m.Up, old.Up), grown(m.Down, old.Down), grown(m.ChargedUp, old.ChargedUp), grown(m.ChargedDown, old.ChargedDown),
+		grown(m.WireRx, old.WireRx), grown(m.WireTx, old.WireTx),
+	}
+}
+
+func grown(n, old uint64) uint64 { return n - min(n, old) }

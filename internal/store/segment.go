@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"iter"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -97,7 +98,7 @@ func appendSegment(path string, valid int64, data []byte) (length int64, err err
 
 // readSegment calls f for the rows of a file's valid part, up to the first damage.
 func readSegment(dir, name string, valid []byte, from, to int64, f func(slot int64, key, value []byte)) error {
-	b, err := os.ReadFile(dir + "/" + name)
+	b, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: missing", errDamaged)
 	}

@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -38,12 +39,13 @@ type Bucket uint8
 
 // The buckets. Definitions and usage are apart.
 const (
-	Users      Bucket = 1 // definitions of users that came by API, by name
-	Groups     Bucket = 2 // definitions of groups that came by API, by name
-	IDs        Bucket = 3 // numbers assigned to names
-	Promotions Bucket = 4 // devices that became a user, by device
-	Usage      Bucket = 5 // the ledger's accounts
-	segments   Bucket = 6 // the valid length of each series file, by file name
+	Users      Bucket = 1   // definitions of users that came by API, by name
+	Groups     Bucket = 2   // definitions of groups that came by API, by name
+	IDs        Bucket = 3   // numbers assigned to names
+	Promotions Bucket = 4   // devices that became a user, by device
+	Usage      Bucket = 5   // the ledger's accounts
+	Takes      Bucket = 6   // what billing took of the accounts
+	segments   Bucket = 255 // the valid length of each series file, by file name
 )
 
 // Change is a record's new value. A nil Value deletes it.
@@ -88,6 +90,9 @@ var ErrNotDurable = errors.New("the state is not saved")
 const (
 	firstPause = time.Second // before a failed commit is tried again
 	lastPause  = 5 * time.Minute
+
+	// stampEvery is how long nothing is written where nothing changed: for LastCommit.
+	stampEvery = time.Hour
 
 	// maxPending bounds the rows, in bytes, that wait in memory for a disk that takes none.
 	maxPending = 16 << 20
@@ -257,7 +262,7 @@ func (s *Store) save(b Batch, now time.Time) error {
 		return s.Trouble()
 	}
 	full := s.withWaiting(b)
-	if len(full.Changes)+len(full.Blocks) == 0 && s.Trouble() == nil {
+	if idle := now.Sub(s.LastCommit()); len(full.Changes)+len(full.Blocks) == 0 && s.Trouble() == nil && idle >= 0 && idle < stampEvery {
 		return nil
 	}
 	err := s.fs.save(full, s, now)
@@ -357,11 +362,10 @@ func (s *Store) Forget(series Series, before int64, now time.Time) error {
 	if err := s.Write(b, now); err != nil { // first the record, so that no crash leaves one without its file
 		return err
 	}
-	var first error
 	for _, c := range b.Changes {
-		first = cmp.Or(first, os.Remove(s.dir+"/"+c.Key))
+		os.Remove(filepath.Join(s.dir, c.Key)) // what stays goes with the next Open
 	}
-	return first
+	return nil
 }
 
 // Writable says whether the last commit reached the disk.

@@ -41,7 +41,7 @@ func mustWrite(t testing.TB, s *Store, b Batch) {
 
 func contents(s *Store) map[string]string {
 	all := make(map[string]string)
-	for b := Users; b < segments; b++ {
+	for b := Users; b <= Takes; b++ {
 		s.Each(b, func(key string, value []byte) { all[fmt.Sprint(b, " ", key)] = string(value) })
 	}
 	return all

@@ -1,0 +1,296 @@
+package user
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"gatewayd/flow"
+	"gatewayd/internal/store"
+)
+
+// Ledger counts what moved, over restarts: for each user its Usage, and for users,
+// devices without a user and outbounds series of hours and days. For billing, takes of
+// a user's traffic. It never moves a quota: it only hears of usage.
+//
+// Everything is counted in memory. A commit writes what changed since the last one, in
+// one transaction; where the disk takes nothing the store holds it and tries again. So
+// a crash loses what moved since the last commit, and nothing is ever counted twice.
+//
+// The methods that wait for the disk say so; none of the others does.
+type Ledger struct {
+	opt LedgerOptions
+
+	saving sync.Mutex // from the look at what changed until it is on disk; before mu
+
+	mu     sync.Mutex
+	users  map[flow.UserKey]*tally
+	named  map[Payer]*tally // devices and outbounds
+	dirty  []dirtyTally
+	closed []closedSlot // not committed
+	takes  map[flow.UserKey]take
+	pruned int64 // the day on which old series were deleted last
+}
+
+// LedgerOptions are what a Ledger needs.
+type LedgerOptions struct {
+	Store  *store.Store
+	Hourly time.Duration  // how long hours are kept; 0: 14 days
+	Daily  time.Duration  // how long days are kept; 0: 400 days
+	Zone   *time.Location // of the days; nil: the host's
+}
+
+const (
+	hour = time.Hour
+	day  = 24 * time.Hour
+
+	// maxNamed bounds devices and outbounds: the one that was not seen for longest goes.
+	maxNamed = 4096
+)
+
+// Payer is who traffic is counted for.
+type Payer struct {
+	Kind Kind
+	User flow.UserKey // of ForUser
+	Name string       // of the others: a flow.Device's name, an outbound's tag
+}
+
+// Kind is what a Payer is.
+type Kind byte
+
+// The kinds; their letters are written to disk.
+const (
+	ForUser     Kind = 'u'
+	ForDevice   Kind = 'd' // without a user
+	ForOutbound Kind = 'o'
+)
+
+// tally is one payer's account.
+type tally struct {
+	usage     Usage // of devices and outbounds Up, Down, FirstUse and LastSeen only
+	moved     Moved // ever
+	hour, day openSlot
+	dirty     bool // it is in Ledger.dirty
+}
+
+type dirtyTally struct {
+	payer Payer
+	*tally
+}
+
+// NewLedger makes a ledger with what the store has.
+func NewLedger(o LedgerOptions) (*Ledger, error) {
+	if o.Hourly == 0 {
+		o.Hourly = 14 * day
+	}
+	if o.Daily == 0 {
+		o.Daily = 400 * day
+	}
+	if o.Hourly < hour || o.Daily < day {
+		return nil, fmt.Errorf("ledger: hourly %v, daily %v: at least an hour and a day", o.Hourly, o.Daily)
+	}
+	if o.Zone == nil {
+		o.Zone = time.Local
+	}
+	l := &Ledger{opt: o, users: make(map[flow.UserKey]*tally), named: make(map[Payer]*tally), takes: make(map[flow.UserKey]take)}
+	var failed []error
+	o.Store.Each(store.Usage, func(key string, value []byte) {
+		p, ok := payerOf([]byte(key))
+		t, err := decodeTally(value)
+		if !ok || err != nil {
+			failed = append(failed, fmt.Errorf("usage of %q: %w", key, errors.Join(err, errBadRecord)))
+			return
+		}
+		if p.Kind == ForUser {
+			l.users[p.User] = t
+		} else {
+			l.named[p] = t
+		}
+	})
+	o.Store.Each(store.Takes, func(key string, value []byte) {
+		p, ok := payerOf([]byte(key))
+		t, err := decodeTake(value)
+		if !ok || err != nil {
+			failed = append(failed, fmt.Errorf("take of %q: %w", key, errors.Join(err, errBadRecord)))
+			return
+		}
+		l.takes[p.User] = t
+	})
+	if err := errors.Join(failed...); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// UsageOf is what a user's usage was when it was observed last, also in an earlier run.
+func (l *Ledger) UsageOf(key flow.UserKey) (u Usage, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t := l.users[key]; t != nil {
+		return t.usage, true
+	}
+	return Usage{}, false
+}
+
+// Observe says what a user's usage is now.
+func (l *Ledger) Observe(key flow.UserKey, u Usage, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.observe(key, &u, l.slots(now))
+}
+
+func (l *Ledger) observe(key flow.UserKey, u *Usage, at slots) {
+	t := l.users[key]
+	if t == nil {
+		t = new(tally)
+		l.users[key] = t
+	}
+	if t.usage == *u {
+		return
+	}
+	l.count(Payer{Kind: ForUser, User: key}, t, u.Lifetime().since(t.usage.Lifetime()), at)
+	t.usage = *u
+}
+
+// Add counts payload bytes of a device without a user or of an outbound.
+func (l *Ledger) Add(kind Kind, name string, up, down uint64, now time.Time) {
+	if up|down == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := Payer{Kind: kind, Name: name}
+	t := l.named[p]
+	if t == nil {
+		l.makeRoom()
+		t = new(tally)
+		t.usage.FirstUse = now
+		l.named[p] = t
+	}
+	l.count(p, t, Moved{Up: up, Down: down}, l.slots(now))
+	t.usage.Up += up
+	t.usage.Down += down
+	t.usage.LastSeen = now
+}
+
+// count adds what moved to a payer's account and marks that.
+func (l *Ledger) count(p Payer, t *tally, m Moved, at slots) {
+	t.moved = t.moved.plus(m)
+	l.enter(p, &t.hour, store.Hourly, at.hour, m)
+	l.enter(p, &t.day, store.Daily, at.day, m)
+	if !t.dirty {
+		t.dirty = true
+		l.dirty = append(l.dirty, dirtyTally{p, t})
+	}
+}
+
+// makeRoom lets the device or outbound go that was not seen for longest, if there are too many.
+func (l *Ledger) makeRoom() {
+	if len(l.named) < maxNamed {
+		return
+	}
+	var oldest Payer
+	var seen time.Time
+	for p, t := range l.named {
+		if oldest == (Payer{}) || t.usage.LastSeen.Before(seen) {
+			oldest, seen = p, t.usage.LastSeen
+		}
+	}
+	l.drop(oldest, l.named[oldest])
+}
+
+// drop takes a payer out of the ledger; its past stays in the series.
+func (l *Ledger) drop(p Payer, t *tally) {
+	if t == nil {
+		return
+	}
+	l.close(p, &t.hour, store.Hourly)
+	l.close(p, &t.day, store.Daily)
+	if p.Kind == ForUser {
+		delete(l.users, p.User)
+	} else {
+		delete(l.named, p)
+	}
+	l.dirty = append(l.dirty, dirtyTally{payer: p})
+}
+
+// Forget drops a user's usage and takes; its series stay until they are old. It is on
+// disk with the next commit. It waits for the one that is under way.
+func (l *Ledger) Forget(key flow.UserKey) {
+	l.saving.Lock() // so that no take of it is
+	defer l.saving.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drop(Payer{Kind: ForUser, User: key}, l.users[key])
+	delete(l.takes, key)
+}
+
+// Flush commits what changed since the last commit. An error, which wraps
+// store.ErrNotDurable, says that it is in memory only, to be tried again with a later
+// call. It waits for the disk.
+func (l *Ledger) Flush(now time.Time) error {
+	l.saving.Lock()
+	defer l.saving.Unlock()
+	return l.flush(now)
+}
+
+func (l *Ledger) flush(now time.Time) error {
+	l.mu.Lock()
+	b := l.changes()
+	prune := l.slots(now).day != l.pruned
+	if prune {
+		l.pruned = l.slots(now).day
+	}
+	l.mu.Unlock()
+	err := l.opt.Store.Keep(b, now)
+	if prune && err == nil {
+		err = l.prune(now)
+	}
+	return err
+}
+
+// changes are what has to be committed, which counts as committed then.
+func (l *Ledger) changes() (b store.Batch) {
+	if len(l.dirty) > 0 {
+		b.Changes = make([]store.Change, 0, len(l.dirty))
+	}
+	buf := make([]byte, 0, 64*len(l.dirty))
+	for _, d := range l.dirty {
+		key := d.payer.key()
+		if d.tally == nil {
+			b.Changes = append(b.Changes, store.Change{Bucket: store.Usage, Key: key})
+			if d.payer.Kind == ForUser {
+				b.Changes = append(b.Changes, store.Change{Bucket: store.Takes, Key: key})
+			}
+			continue
+		}
+		d.dirty = false
+		from := len(buf)
+		buf = d.encode(buf)
+		b.Changes = append(b.Changes, store.Change{Bucket: store.Usage, Key: key, Value: slices.Clone(buf[from:])})
+	}
+	b.Blocks = blocksOf(l.closed)
+	l.closed = nil
+	if cap(l.dirty) > 1024 {
+		l.dirty = nil
+	}
+	l.dirty = l.dirty[:0]
+	return b
+}
+
+// prune deletes series that are old, and devices and outbounds that were not seen since.
+func (l *Ledger) prune(now time.Time) error {
+	l.mu.Lock()
+	for p, t := range l.named {
+		if t.usage.LastSeen.Before(now.Add(-l.opt.Daily)) {
+			l.drop(p, t)
+		}
+	}
+	l.mu.Unlock()
+	return errors.Join(
+		l.opt.Store.Forget(store.Hourly, l.slots(now.Add(-l.opt.Hourly)).hour, now),
+		l.opt.Store.Forget(store.Daily, l.slots(now.Add(-l.opt.Daily)).day, now),
+	)
+}

@@ -1,9 +1,10 @@
 // Package hostnet is what the kernel tells, through rtnetlink but for the MTU of a
-// route, about this host's links, addresses and routes, a watch over their changes,
-// and the few changes to links that the gateway's own devices need.
+// route, about this host's links, addresses, routes and neighbours, watches over their
+// changes, and the few changes to links that the gateway's own devices need; and what
+// DHCP servers on this host note of their leases.
 //
 // Each function asks the kernel anew, in the network namespace of the calling
-// thread, and blocks for one exchange with it. Who asks often keeps an AddrSet.
+// thread, and blocks for an exchange with it. Who asks often keeps an AddrSet.
 package hostnet
 
 import (

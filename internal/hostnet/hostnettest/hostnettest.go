@@ -4,9 +4,11 @@ package hostnettest
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,5 +79,76 @@ func IP(t testing.TB, args string) {
 	t.Helper()
 	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 		t.Fatalf("ip %s: %v: %s", args, err, out)
+	}
+}
+
+// Host is another host: a network namespace that lives as long as its test, or as
+// this process.
+type Host struct{ pid string }
+
+// NewHost makes a host without links but lo, which is up.
+func NewHost(t testing.TB) *Host {
+	t.Helper()
+	Need(t)
+	cmd := exec.Command("sleep", "infinity") // holds the namespace
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // tells of the kill
+	})
+	h := &Host{pid: strconv.Itoa(cmd.Process.Pid)}
+	h.Run(t, "ip link set lo up")
+	return h
+}
+
+// Run runs a program with the words of command on the host, and fails the test if it
+// fails. A nil host is this one.
+func (h *Host) Run(t testing.TB, command string) {
+	t.Helper()
+	if err := h.Try(command); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Try is Run with the failure as an error.
+func (h *Host) Try(command string) error {
+	words := strings.Fields(command)
+	if h != nil {
+		words = append([]string{"nsenter", "-t", h.pid, "-n"}, words...)
+	}
+	if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", command, err, out)
+	}
+	return nil
+}
+
+// Connect joins another host, or this one (nil), by a link called near to the host,
+// where it is called far and has a MAC, or any (""). Both ends are up, without
+// duplicate address detection, and the host forwards.
+func (h *Host) Connect(t testing.TB, other *Host, near, far, mac string) {
+	t.Helper()
+	IP(t, "link add "+near+" type veth peer name "+far+" netns "+h.pid)
+	if other != nil {
+		IP(t, "link set "+near+" netns "+other.pid)
+	} else {
+		t.Cleanup(func() {
+			if l, ok, err := hostnet.LinkByName(near); err == nil && ok {
+				_ = hostnet.Delete(l.Index) // it may be going with the host
+			}
+		})
+	}
+	if mac != "" {
+		h.Run(t, "ip link set "+far+" address "+mac)
+	}
+	h.Run(t, "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
+	for _, end := range []struct {
+		*Host
+		name string
+	}{{other, near}, {h, far}} {
+		end.Run(t, "sysctl -qw net.ipv6.conf."+end.name+".accept_dad=0")
+		end.Run(t, "ip link set "+end.name+" up")
 	}
 }

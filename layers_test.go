@@ -24,13 +24,14 @@ var layers = map[string][]string{
 	"netstack/wire":     {},
 	"route/match":       {},
 	// 1
-	"netstack": {},
-	"track":    {},
-	"user":     {"internal/store"},
-	"route":    {"route/match"},
-	"outbound": {},
-	"dns":      {"route/match", "internal/store"},
-	"fanout":   {},
+	"netstack":        {},
+	"track":           {},
+	"user":            {"internal/store"},
+	"route":           {"route/match"},
+	"outbound":        {},
+	"dns":             {"route/match", "internal/store"},
+	"fanout":          {},
+	"internal/device": {"internal/hostnet"},
 	// 2
 	"tun":        {"netstack", "internal/hostnet"},
 	"tun/divert": {"internal/hostnet"},
@@ -44,7 +45,7 @@ var layers = map[string][]string{
 	"internal/gateway": {
 		"internal/hostnet", "internal/store", "route/match", "netstack", "track", "user", "route", "outbound",
 		"dns", "fanout", "tun", "tun/divert", "wg", "internal/config", "internal/api",
-		"internal/flowlog",
+		"internal/device", "internal/flowlog",
 	},
 	// 5
 	"cmd/gatewayd": {

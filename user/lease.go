@@ -153,11 +153,11 @@ func (a *account) removeLocked(l *Lease) {
 	}
 	for d := range l.ways {
 		w := &l.ways[d]
-		a.leaveLocked(w)
-		if w.granted > 0 {
-			a.returnLocked(l, w.dir, w.granted)
-			w.granted = 0
+		if w.wake != nil { // it may go on under another lease
+			a.later.freed = append(a.later.freed, w.wake)
 		}
+		a.leaveLocked(w)
+		a.returnLocked(l, w.dir, int(w.granted.Swap(0)))
 		a.settleLocked(l, w.dir, l.pending[d])
 		a.discardLocked(w)
 	}
@@ -198,7 +198,7 @@ func (l *Lease) Ready(d flow.Dir, wake func()) (int, error) {
 	switch {
 	case l.cause != nil:
 		return 0, l.cause
-	case l.state.Load() <= open: // since a moment ago
+	case l.index < 0, l.state.Load() <= open: // since a moment ago
 		return maxTransfer, nil
 	case !a.mayLocked(w):
 		a.joinLocked(w)
@@ -207,9 +207,10 @@ func (l *Lease) Ready(d flow.Dir, wake func()) (int, error) {
 		return 0, flow.ErrPaused
 	}
 	a.leaveLocked(w)
-	w.granted = a.turn[d]
-	a.reserveLocked(l, d, w.granted)
-	return w.granted, nil
+	n := a.turn[d]
+	w.granted.Store(int32(n))
+	a.reserveLocked(l, d, n)
+	return n, nil
 }
 
 // Took is flow.Meter's: it gives back what was allowed and not taken.
@@ -218,12 +219,12 @@ func (l *Lease) Took(d flow.Dir, n int) {
 	if n > 0 && !l.subject.Free {
 		a.use()
 	}
-	if w.granted == 0 {
+	granted := int(w.granted.Swap(0))
+	if granted == 0 {
 		return
 	}
 	a.mu.Lock()
-	a.returnLocked(l, d, w.granted-n)
-	w.granted = 0
+	a.returnLocked(l, d, granted-n)
 	a.unlockQuietly()
 }
 

@@ -188,3 +188,35 @@ func TestAQuotaEndsAllFlowsWithinTheTransferThatCrossed(t *testing.T) {
 		}
 	})
 }
+
+func TestAReleasedLeaseHoldsNobodyAndNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := unlimited()
+		p.speed = 1000
+		a := newTestAccount(p)
+		first, second := mustAdmit(t, a), mustAdmit(t, a)
+		n, err := first.Ready(flow.Up, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first.Took(flow.Up, n)
+		first.Moved(flow.Up, n)
+		woken := 0
+		for ; err == nil; _, err = second.Ready(flow.Up, func() { woken++ }) {
+			second.Took(flow.Up, n)
+			second.Moved(flow.Up, n)
+		}
+		second.Release() // the flow goes on under another one, and may be about to ask this one
+		if woken != 1 {
+			t.Errorf("woken %d times", woken)
+		}
+		if _, err := second.Ready(flow.Up, nil); err != nil {
+			t.Errorf("a flow between two leases: %v", err)
+		}
+		second.Took(flow.Up, n)
+		first.Release()
+		if a.pending != [2]int{} || a.lines != [2]line{} || len(a.leases) != 0 {
+			t.Errorf("pending %v, lines %v, %d leases", a.pending, a.lines, len(a.leases))
+		}
+	})
+}

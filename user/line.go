@@ -1,6 +1,7 @@
 package user
 
 import (
+	"sync/atomic"
 	"time"
 
 	"gatewayd/flow"
@@ -27,7 +28,7 @@ type way struct {
 	wake    func() // of a stream, while it waits
 	before  *way
 	behind  *way
-	granted int // bytes that Ready allowed, until Took; only its caller makes it more than 0
+	granted atomic.Int32 // bytes that Ready allowed, until Took or Release takes them back
 	datagrams
 }
 

@@ -25,7 +25,7 @@ func TestEachCallNeedsItsRoleAndAHigherOneDoes(t *testing.T) {
 		if strings.HasSuffix(path, "events") {
 			path += "?refused=1" // a stream would not end; 400 comes after the role
 		}
-		path = strings.Replace(path, "{flow}", "9", 1)
+		path = strings.NewReplacer("{flow}", "9", "{name}", "ann", "{device}", "10.0.0.9", "{bits}", "32").Replace(path)
 		if path == "/v1/traffic" {
 			path += "?once"
 		}

@@ -21,7 +21,7 @@ func (s *Server) getConfig(w http.ResponseWriter, r *http.Request) error {
 
 // applyConfig makes the body the running configuration, if the caller saw the running one.
 func (s *Server) applyConfig(w http.ResponseWriter, r *http.Request) error {
-	text, err := body(w, r)
+	text, err := body(w, r, maxBody)
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (s *Server) applyConfig(w http.ResponseWriter, r *http.Request) error {
 
 // checkConfig tells what applying the body would refuse: 204, or the problem.
 func (s *Server) checkConfig(w http.ResponseWriter, r *http.Request) error {
-	text, err := body(w, r)
+	text, err := body(w, r, maxBody)
 	if err != nil {
 		return err
 	}
@@ -65,9 +65,9 @@ func (s *Server) applied(w http.ResponseWriter) error {
 	return writeJSON(w, Applied{Epoch: s.opt.Gateway.Status().Epoch, ETag: etag})
 }
 
-// body is the request's body, at most 1 MiB.
-func body(w http.ResponseWriter, r *http.Request) (string, error) {
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+// body is the request's body, at most limit bytes.
+func body(w http.ResponseWriter, r *http.Request, limit int64) (string, error) {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return "", fail(http.StatusRequestEntityTooLarge, "the body is larger than %d bytes", tooLarge.Limit)
 	}
@@ -86,12 +86,20 @@ func ifMatch(r *http.Request, current string) (string, error) {
 	if strings.TrimSpace(header) == "" {
 		return "", fail(http.StatusPreconditionRequired, "If-Match is needed: send the ETag of GET /v1/config, or * for whatever is running")
 	}
-	for tag := range strings.SplitSeq(header, ",") {
-		if tag = strings.TrimSpace(tag); tag == "*" || tag == quoteTag(current) {
-			return current, nil
-		}
+	if namesTag(header, current) {
+		return current, nil
 	}
 	return "", stale()
+}
+
+// namesTag tells whether a list of etags has the current one, or is *.
+func namesTag(header, current string) bool {
+	for tag := range strings.SplitSeq(header, ",") {
+		if tag = strings.TrimSpace(tag); tag == "*" || tag == quoteTag(current) {
+			return true
+		}
+	}
+	return false
 }
 
 func stale() error {

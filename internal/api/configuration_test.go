@@ -158,7 +158,7 @@ func checkExposition(t *testing.T, lines []string) {
 }
 
 func TestLabelsAreEscaped(t *testing.T) {
-	if got, want := api.Series("m", "a", "x\"y\\z\n"), `m{a="x\"y\\z\n"}`; got != want {
+	if got, want := api.Labelled("m", "a", "x\"y\\z\n"), `m{a="x\"y\\z\n"}`; got != want {
 		t.Errorf("%s: want %s", got, want)
 	}
 }

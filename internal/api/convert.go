@@ -63,11 +63,11 @@ func (p privacy) check(q url.Values) error {
 	return nil
 }
 
-// shows tells whether p shows events of that name: those of users and sessions are
-// about nothing else.
+// shows tells whether p shows events of that name: those of users, of their devices and
+// of sessions are about nothing else.
 func (p privacy) shows(event string) bool {
 	kind, _, _ := strings.Cut(event, ".")
-	return p == privacyFull || kind != "user" && kind != "session"
+	return p == privacyFull || kind != "user" && kind != "device" && kind != "session"
 }
 
 // flowShape is the record as the API shows it under p.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"gatewayd/track"
+	"gatewayd/user"
 )
 
 // keptEvents is how many events a reader may fall behind, or miss while it is away.
@@ -18,7 +19,7 @@ const keptEvents = 1024
 
 // eventTypes are the groups that /v1/events knows; an event's name is its type,
 // or the type, a dot and more.
-var eventTypes = []string{"flow", "session", "user", "outbound", "config", "warning"}
+var eventTypes = []string{"flow", "session", "user", "device", "outbound", "config", "warning"}
 
 // notice is one event on the ring. A track.Record as data is shown as each reader may see it.
 type notice struct {
@@ -56,6 +57,11 @@ func (e *Events) Publish(name string, data any) {
 	e.mu.ring[e.mu.seq%keptEvents] = notice{e.mu.seq, name, data}
 	close(e.mu.more)
 	e.mu.more = make(chan struct{})
+}
+
+// PublishUser puts an event of the registry of users on the ring, as Publish does.
+func (e *Events) PublishUser(ev user.Event) {
+	e.Publish(ev.Kind, UserEvent{User: UserRef{uint64(ev.User), ev.Name}, State: ev.State, Device: ev.Device, Why: ev.Why})
 }
 
 // last is the newest sequence number.

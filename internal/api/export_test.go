@@ -53,8 +53,8 @@ func Judge(uid uint32, groups []uint32, own uint32, group *uint32, name string) 
 	return c.role.String(), c.denied
 }
 
-// Series is a metric's name with labels.
-var Series = series
+// Labelled is a metric's name with labels.
+var Labelled = series
 
 // ParseSelector and ParsePage are what list calls read.
 var (

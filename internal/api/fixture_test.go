@@ -19,6 +19,7 @@ import (
 
 	"gatewayd/flow"
 	"gatewayd/internal/api"
+	"gatewayd/internal/api/apitest"
 	"gatewayd/internal/client"
 	"gatewayd/internal/exitcode"
 	"gatewayd/track"
@@ -41,7 +42,7 @@ type fakeGateway struct {
 func (g *fakeGateway) Status() api.Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return api.Status{Epoch: g.epoch, Associations: 3, FlowLog: g.log, BlockedSuppressed: 5, Inbounds: []api.Inbound{{Tag: "lan", Type: "tun", Device: "gw0", MTU: 1500}}}
+	return api.Status{Epoch: g.epoch, Associations: 3, Ledger: &api.Ledger{LastCommit: api.Time(time.UnixMilli(1500))}, FlowLog: g.log, BlockedSuppressed: 5, Inbounds: []api.Inbound{{Tag: "lan", Type: "tun", Device: "gw0", MTU: 1500}}}
 }
 
 func (g *fakeGateway) Outbounds() []api.Outbound {
@@ -96,6 +97,9 @@ type fixture struct {
 	*testing.T
 	tracker *track.Tracker
 	gateway *fakeGateway
+	users   *apitest.Users
+	devices *apitest.Devices
+	billing *apitest.Billing
 	drops   *flow.Drops
 	events  *api.Events
 	server  *api.Server
@@ -110,6 +114,8 @@ func options(t *testing.T) (api.Options, map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
 	o := api.Options{Version: "1.2.3", Gateway: &fakeGateway{text: "version: 1\n", epoch: 1}, Drops: new(flow.Drops), Events: api.NewEvents()}
+	users := apitest.NewUsers()
+	o.Users, o.Devices, o.Billing = users, &apitest.Devices{Users: users}, &apitest.Billing{Users: users}
 	tokens := map[string]string{}
 	for _, role := range []string{"read", "users", "admin"} {
 		file := filepath.Join(dir, role)
@@ -146,6 +152,9 @@ func start(t *testing.T, change func(*api.Options)) *fixture {
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(ctx) }()
 	f := &fixture{T: t, tracker: o.Tracker, gateway: o.Gateway.(*fakeGateway), drops: o.Drops, events: o.Events, server: server, tokens: tokens}
+	f.users, _ = o.Users.(*apitest.Users)
+	f.billing, _ = o.Billing.(*apitest.Billing)
+	f.devices, _ = o.Devices.(*apitest.Devices)
 	for i, a := range server.Addrs() {
 		if a.Network() == "tcp" {
 			f.tcp = "http://" + a.String()

@@ -67,6 +67,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	tagMetrics(&e, "outbound", snap.Outbounds)
 	s.dropMetrics(&e)
 	s.eventMetrics(&e, &st)
+	s.userMetrics(&e, r, &st)
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	_, _ = w.Write(e.Bytes()) // whoever asked is gone
 	return nil

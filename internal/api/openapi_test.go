@@ -81,6 +81,11 @@ func TestTheOpenAPISchemasHaveTheFieldsOfTheTypes(t *testing.T) {
 		"ClosedFlows": api.ClosedFlows{}, "Closed": api.Closed{}, "Lagged": api.Lagged{}, "Stats": api.Stats{}, "UserStats": api.UserStats{},
 		"Traffic": api.Traffic{}, "Inbound": api.Inbound{}, "Draining": api.Draining{}, "Outbound": api.Outbound{}, "Outbounds": api.Outbounds{},
 		"Rule": api.Rule{}, "Rules": api.Rules{}, "Memory": api.Memory{}, "Ledger": api.Ledger{}, "FlowLog": api.FlowLog{}, "Status": api.Status{}, "Applied": api.Applied{},
+		"UserSpec": api.UserSpec{}, "User": api.User{}, "UserList": api.UserList{}, "Group": api.Group{}, "Groups": api.Groups{}, "Limits": api.Limits{},
+		"TrafficLimit": api.TrafficLimit{}, "Reset": api.Reset{}, "Bandwidth": api.Bandwidth{}, "Expires": api.Expires{}, "UserUsage": api.UserUsage{},
+		"Left": api.Left{}, "TopUp": api.TopUp{}, "Extend": api.Extend{}, "Take": api.Take{}, "Ack": api.Ack{}, "Series": api.Series{},
+		"UsagePoint": api.UsagePoint{}, "UsageOf": api.UsageOf{}, "UsageList": api.UsageList{}, "Device": api.Device{}, "DeviceList": api.DeviceList{},
+		"Promotion": api.Promotion{}, "Me": api.Me{}, "MyUsage": api.MyUsage{}, "UserEvent": api.UserEvent{},
 	}
 	schemas := readDocument(f).Components.Schemas
 	for name, v := range types {

@@ -20,6 +20,7 @@ type route struct {
 
 // routes is the table of all calls.
 func (s *Server) routes() []route {
+	byName, inTime := []string{"limit", "after"}, []string{"step", "from", "to"}
 	paged := append([]string{"limit", "after"}, selectorKeys...)
 	return []route{
 		{method: "GET", path: "/v1/connections", need: RoleRead, params: paged, serve: s.listFlows},
@@ -32,6 +33,29 @@ func (s *Server) routes() []route {
 		{method: "GET", path: "/v1/traffic", need: RoleRead, params: []string{"once"}, stream: true, serve: s.traffic},
 		{method: "GET", path: "/v1/outbounds", need: RoleRead, serve: s.listOutbounds},
 		{method: "GET", path: "/v1/rules", need: RoleRead, serve: s.listRules},
+		{method: "GET", path: "/v1/users", need: RoleRead, params: byName, serve: s.listUsers},
+		{method: "POST", path: "/v1/users", need: RoleUsers, serve: s.createUser},
+		{method: "GET", path: "/v1/users/{name}", need: RoleRead, serve: s.getUser},
+		{method: "PUT", path: "/v1/users/{name}", need: RoleUsers, serve: s.putUser},
+		{method: "PATCH", path: "/v1/users/{name}", need: RoleUsers, serve: s.patchUser},
+		{method: "DELETE", path: "/v1/users/{name}", need: RoleUsers, serve: s.deleteUser},
+		{method: "POST", path: "/v1/users/{name}/reset", need: RoleUsers, serve: s.resetUser},
+		{method: "POST", path: "/v1/users/{name}/topup", need: RoleUsers, serve: s.topUpUser},
+		{method: "POST", path: "/v1/users/{name}/extend", need: RoleUsers, serve: s.extendUser},
+		{method: "GET", path: "/v1/users/{name}/usage", need: RoleRead, params: inTime, serve: s.userUsage},
+		{method: "POST", path: "/v1/users/{name}/usage/take", need: RoleUsers, serve: s.takeUsage},
+		{method: "POST", path: "/v1/users/{name}/usage/ack", need: RoleUsers, serve: s.ackUsage},
+		{method: "GET", path: "/v1/usage", need: RoleRead, params: slices.Concat([]string{"by"}, inTime, byName), serve: s.usage},
+		{method: "GET", path: "/v1/groups", need: RoleRead, serve: s.listGroups},
+		{method: "GET", path: "/v1/groups/{name}", need: RoleRead, serve: s.getGroup},
+		{method: "PUT", path: "/v1/groups/{name}", need: RoleUsers, serve: s.putGroup},
+		{method: "DELETE", path: "/v1/groups/{name}", need: RoleUsers, serve: s.deleteGroup},
+		{method: "GET", path: "/v1/devices", need: RoleRead, params: byName, serve: s.listDevices},
+		{method: "PUT", path: "/v1/devices/{device}/user", need: RoleUsers, serve: s.promoteDevice},
+		{method: "PUT", path: "/v1/devices/{device}/{bits}/user", need: RoleUsers, serve: s.promoteDevice},
+		{method: "DELETE", path: "/v1/devices/{device}/user", need: RoleUsers, serve: s.demoteDevice},
+		{method: "DELETE", path: "/v1/devices/{device}/{bits}/user", need: RoleUsers, serve: s.demoteDevice},
+		{method: "GET", path: "/v1/me", need: RoleNone, serve: s.me},
 		{method: "GET", path: "/v1/config", need: RoleAdmin, serve: s.getConfig},
 		{method: "POST", path: "/v1/config", need: RoleAdmin, serve: s.applyConfig},
 		{method: "POST", path: "/v1/config/check", need: RoleAdmin, serve: s.checkConfig},

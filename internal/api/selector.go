@@ -97,21 +97,31 @@ func sourceIs(value string) (func(*track.Record) bool, error) {
 	return func(r *track.Record) bool { return r.Source.Addr().Unmap() == a }, nil
 }
 
-// deviceIs takes a MAC, with or without "mac:", an address or a prefix.
+// deviceIs takes a MAC, with or without "mac:", an address or a prefix; those two pick
+// what comes from there, also where the device goes by its MAC.
 func deviceIs(value string) (func(*track.Record) bool, error) {
 	name, ok := canonicalDevice(value)
 	if !ok {
-		return nil, fail(http.StatusBadRequest, "device %q: want a MAC, an address or a prefix", value)
+		return nil, fail(http.StatusBadRequest, "device %q: %s", value, deviceWant)
 	}
-	return func(r *track.Record) bool { return r.Device == name }, nil
+	p, err := netip.ParsePrefix(name)
+	if a, e := netip.ParseAddr(name); e == nil {
+		p, err = a.Prefix(a.BitLen())
+	}
+	if err != nil {
+		return func(r *track.Record) bool { return r.Device == name }, nil
+	}
+	return func(r *track.Record) bool { return p.Contains(r.Source.Addr().Unmap()) }, nil
 }
+
+const deviceWant = "want a MAC, an address or a prefix without host bits"
 
 func canonicalDevice(value string) (string, bool) {
 	if a, err := netip.ParseAddr(value); err == nil {
 		return a.Unmap().String(), true
 	}
 	if p, err := netip.ParsePrefix(value); err == nil {
-		return p.String(), true
+		return p.String(), p == p.Masked()
 	}
 	mac, err := net.ParseMAC(strings.TrimPrefix(value, "mac:"))
 	return "mac:" + mac.String(), err == nil && len(mac) == 6
@@ -134,11 +144,21 @@ type page struct {
 	after uint64
 }
 
+// parseLimit is the page's limit, 0 without one.
+func parseLimit(q url.Values) (int, error) {
+	if !q.Has("limit") {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(q.Get("limit"))
+	if err != nil || n < 1 || n > maxPage {
+		return 0, fail(http.StatusBadRequest, "limit %q: want 1 to %d", q.Get("limit"), maxPage)
+	}
+	return n, nil
+}
+
 func parsePage(q url.Values) (p page, err error) {
-	if q.Has("limit") {
-		if p.limit, err = strconv.Atoi(q.Get("limit")); err != nil || p.limit < 1 || p.limit > maxPage {
-			return p, fail(http.StatusBadRequest, "limit %q: want 1 to %d", q.Get("limit"), maxPage)
-		}
+	if p.limit, err = parseLimit(q); err != nil {
+		return p, err
 	}
 	if q.Has("after") {
 		text := strings.TrimPrefix(q.Get("after"), "flow#")

@@ -64,6 +64,10 @@ type Options struct {
 	Gateway     Gateway
 	Drops       *flow.Drops
 	Events      *Events // where /v1/events comes from; nil: flow events only
+	Users       Users   // nil: calls about users answer 503
+	Billing     Billing // nil: calls about takes and series answer 503
+	Devices     Devices // nil: calls about devices answer 503
+	PerUser     int     // users that get metrics of their own; 0: none
 }
 
 // Server serves the API. New makes it, Listen binds, Serve runs until its context ends.
@@ -80,11 +84,13 @@ type Server struct {
 	started   time.Time
 	listeners []net.Listener
 
+	editing   sync.Mutex       // held from a look at a definition to its change
 	streams   chan struct{}    // one slot per open stream
 	lists     [2]chan struct{} // likewise of lists of flows: administrators', others'
 	timing    timing
 	flowPump  sync.Once
 	watching  watching
+	asking    *asking
 	tasks     sync.WaitGroup // what streams started beside themselves
 	stopping  context.Context
 	beginStop context.CancelFunc
@@ -106,6 +112,7 @@ func New(o Options) (*Server, error) {
 		opt: o, log: o.Log, group: lookupGroup(o.SocketGroup), events: o.Events, started: time.Now(),
 		hosts: map[string]bool{}, streams: make(chan struct{}, maxStreams),
 		lists:  [2]chan struct{}{make(chan struct{}, maxLists), make(chan struct{}, maxLists)},
+		asking: newAsking(),
 		timing: timing{drain: 2 * time.Second, heartbeat: 15 * time.Second, write: 10 * time.Second},
 	}
 	if s.log == nil {

@@ -255,7 +255,9 @@ type Problem struct {
 	Title  string   `json:"title"`
 	Status int      `json:"status"`
 	Detail string   `json:"detail"`
-	Errors []string `json:"errors,omitempty"` // one per mistake of a configuration
+	Errors []string `json:"errors,omitempty"` // one per mistake of a configuration or a record
+
+	Refusal string `json:"refusal,omitzero"` // why a promotion was refused: a word of admission
 }
 
 // Error is the detail.

@@ -11,7 +11,9 @@ import (
 // bindings tell what belongs to a device. They are read without a lock; writers
 // follow each other.
 type bindings[V any] struct {
-	sets *shared[flow.DeviceSet, V]
+	macs     *shared[uint64, V]
+	hosts    *shared[string, V]
+	prefixes *shared[netip.Prefix, V]
 
 	// lengths are those of the prefixes that there are, longest first, of IPv4 and
 	// IPv6: a look-up tries one after the other.
@@ -21,7 +23,7 @@ type bindings[V any] struct {
 
 func newBindings[V any]() *bindings[V] {
 	return &bindings[V]{
-		sets:   newShared[flow.DeviceSet, V](),
+		macs: newShared[uint64, V](), hosts: newShared[string, V](), prefixes: newShared[netip.Prefix, V](),
 		counts: [2]map[int]int{make(map[int]int), make(map[int]int)},
 	}
 }
@@ -30,12 +32,12 @@ func newBindings[V any]() *bindings[V] {
 // prefix that has its address.
 func (b *bindings[V]) of(d flow.Device) (v V, ok bool) {
 	if d.MAC != "" {
-		if v, ok = b.sets.get(flow.DeviceSet{MAC: d.MAC}); ok {
+		if v, ok = b.macs.get(macNumber(d.MAC)); ok {
 			return v, ok
 		}
 	}
 	if d.Host != "" {
-		if v, ok = b.sets.get(flow.DeviceSet{Host: d.Host}); ok {
+		if v, ok = b.hosts.get(d.Host); ok {
 			return v, ok
 		}
 	}
@@ -46,13 +48,37 @@ func (b *bindings[V]) of(d flow.Device) (v V, ok bool) {
 	if lengths := b.lengths[family(a)].Load(); lengths != nil {
 		for _, bits := range *lengths {
 			if p, err := a.Prefix(bits); err == nil {
-				if v, ok = b.sets.get(flow.DeviceSet{Prefix: p}); ok {
+				if v, ok = b.prefixes.get(p); ok {
 					return v, ok
 				}
 			}
 		}
 	}
 	return v, false
+}
+
+// get is what belongs to that very set.
+func (b *bindings[V]) get(d flow.DeviceSet) (V, bool) {
+	switch {
+	case d.MAC != "":
+		return b.macs.get(macNumber(d.MAC))
+	case d.Host != "":
+		return b.hosts.get(d.Host)
+	}
+	return b.prefixes.get(d.Prefix)
+}
+
+// macNumber is a MAC address, as flow.DeviceSet writes it, as a number.
+func macNumber(mac string) (n uint64) {
+	for i := range len(mac) {
+		switch c := mac[i]; {
+		case c >= '0' && c <= '9':
+			n = n<<4 | uint64(c-'0')
+		case c >= 'a' && c <= 'f':
+			n = n<<4 | uint64(c-'a'+10)
+		}
+	}
+	return n
 }
 
 // family is 0 for IPv4 and 1 for IPv6.
@@ -65,34 +91,59 @@ func family(a netip.Addr) int {
 
 // rebinding is an edit of bindings, until it is published.
 type rebinding[V any] struct {
-	of    *bindings[V]
-	draft draft[flow.DeviceSet, V]
+	of       *bindings[V]
+	macs     draft[uint64, V]
+	hosts    draft[string, V]
+	prefixes draft[netip.Prefix, V]
 }
 
-func (b *bindings[V]) edit() rebinding[V] { return rebinding[V]{b, b.sets.draft()} }
+func (b *bindings[V]) edit() rebinding[V] {
+	return rebinding[V]{b, b.macs.draft(), b.hosts.draft(), b.prefixes.draft()}
+}
 
 func (r rebinding[V]) set(d flow.DeviceSet, v V) {
-	if _, was := r.draft.get(d); !was {
-		r.count(d, 1)
+	switch {
+	case d.MAC != "":
+		r.macs.set(macNumber(d.MAC), v)
+	case d.Host != "":
+		r.hosts.set(d.Host, v)
+	default:
+		if _, was := r.prefixes.get(d.Prefix); !was {
+			r.of.counts[family(d.Prefix.Addr())][d.Prefix.Bits()]++
+		}
+		r.prefixes.set(d.Prefix, v)
 	}
-	r.draft.set(d, v)
 }
 
 func (r rebinding[V]) delete(d flow.DeviceSet) {
-	if _, was := r.draft.get(d); was {
-		r.count(d, -1)
+	switch {
+	case d.MAC != "":
+		r.macs.delete(macNumber(d.MAC))
+	case d.Host != "":
+		r.hosts.delete(d.Host)
+	default:
+		if _, was := r.prefixes.get(d.Prefix); was {
+			r.of.counts[family(d.Prefix.Addr())][d.Prefix.Bits()]--
+		}
+		r.prefixes.delete(d.Prefix)
 	}
-	r.draft.delete(d)
 }
 
-func (r rebinding[V]) count(d flow.DeviceSet, n int) {
-	if d.Prefix.IsValid() {
-		r.of.counts[family(d.Prefix.Addr())][d.Prefix.Bits()] += n
+// get is what belongs to the set after the edit.
+func (r rebinding[V]) get(d flow.DeviceSet) (V, bool) {
+	switch {
+	case d.MAC != "":
+		return r.macs.get(macNumber(d.MAC))
+	case d.Host != "":
+		return r.hosts.get(d.Host)
 	}
+	return r.prefixes.get(d.Prefix)
 }
 
 func (r rebinding[V]) publish() {
-	r.draft.publish()
+	r.macs.publish()
+	r.hosts.publish()
+	r.prefixes.publish()
 	for i, counts := range r.of.counts {
 		lengths := make([]int, 0, len(counts))
 		for bits, n := range counts {

@@ -116,9 +116,9 @@ func carried(t *Traffic, u *Usage, idle bool) uint64 {
 	for _, c := range []struct{ limit, charged uint64 }{
 		{t.Up, u.ChargedUp},
 		{t.Down, u.ChargedDown},
-		{t.Total, sum(u.ChargedUp, u.ChargedDown)},
+		{t.Total, saturate(u.ChargedUp, u.ChargedDown)},
 	} {
-		switch all := sum(c.limit, u.Extra); {
+		switch all := saturate(c.limit, u.Extra); {
 		case c.limit == 0:
 		case idle:
 			left = min(left, c.limit)
@@ -137,12 +137,20 @@ func carried(t *Traffic, u *Usage, idle bool) uint64 {
 // renew is the usage in the period that now lies in: the counters begin anew if that
 // is another one than the usage's.
 func renew(t *Traffic, u Usage, now time.Time) Usage {
-	end := t.Reset.next(u.PeriodStart)
+	end := periodEnd(&t.Reset, &u)
 	if end.IsZero() || now.Before(end) {
 		return u
 	}
 	idle := !now.Before(t.Reset.next(end))
 	return cleared(u, t.Reset.start(now), carried(t, &u, idle))
+}
+
+// periodEnd is when the usage's period is over; zero for never, and before it began.
+func periodEnd(r *Reset, u *Usage) time.Time {
+	if u.PeriodStart.IsZero() {
+		return time.Time{}
+	}
+	return r.next(u.PeriodStart)
 }
 
 // cleared is the usage after a reset: what is not of the period stays.
@@ -166,12 +174,4 @@ func expiry(e *Expires, u *Usage) time.Time {
 		return at
 	}
 	return at.Add(u.Extended)
-}
-
-// sum is a+b, and the most there is where that is more.
-func sum(a, b uint64) uint64 {
-	if c := a + b; c >= a {
-		return c
-	}
-	return math.MaxUint64
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"gatewayd/flow"
+	"gatewayd/internal/shrink"
 )
 
 // Change is an edit that was found valid and kept, and can no longer fail. Other edits
@@ -24,8 +25,8 @@ type Change struct {
 // putting is a user that is new, or defined otherwise than now.
 type putting struct {
 	*entry
-	old, spec *Spec
-	made      bool // the entry is in no table yet, and old is nil
+	old, def *definition
+	made     bool // the entry is in no table yet, and old is nil
 }
 
 // Prepare makes the change from what the configuration said to what it says: users and
@@ -74,38 +75,54 @@ func (u *Users) groupsWith(config []Group) map[string]*Group {
 		}
 	}
 	for _, g := range config {
-		g.Source = FromConfig
-		if old := u.groups[g.Name]; old != nil && old.Source == FromConfig && sameLimits(old.Limits, g.Limits) {
-			groups[g.Name] = old
-			continue
+		made := u.group(g, FromConfig)
+		if old := u.groups[g.Name]; old != nil && *old == *made {
+			made = old
 		}
-		groups[g.Name] = &g
+		groups[g.Name] = made
 	}
 	return groups
+}
+
+// group is g as it is kept. editing is held.
+func (u *Users) group(g Group, from Source) *Group {
+	g.Source = from
+	g.Limits = u.zoned(g.Limits)
+	return &g
+}
+
+// zoned are limits whose zone is the same pointer for the same name: a zone is some
+// kilobytes, and comparable so.
+func (u *Users) zoned(l Limits) Limits {
+	zone := &l.Traffic.Reset.Zone
+	if *zone == nil {
+		return l
+	}
+	if known := u.editing.zones[(*zone).String()]; known != nil {
+		*zone = known
+	} else {
+		u.editing.zones[(*zone).String()] = *zone
+	}
+	return l
 }
 
 func (c *Change) prepare(groups []Group, specs []Spec) error {
 	if err := c.clashes(groups, specs); err != nil {
 		return err
 	}
-	if err := c.number(specs); err != nil {
-		return err
-	}
+	c.number(specs)
 	stays := make(map[flow.UserKey]bool, len(specs))
 	for i := range specs {
 		s := &specs[i]
 		s.Source = FromConfig
 		stays[s.ID] = true
 		e, _ := c.u.byKey.get(s.ID)
-		if e != nil && same(e.spec.Load(), s) {
-			continue
-		}
 		if err := c.put(e, s); err != nil {
 			return err
 		}
 	}
 	for key, e := range c.u.byKey.all() {
-		if e.spec.Load().Source == FromConfig && !stays[key] {
+		if e.def.Load().source == FromConfig && !stays[key] {
 			c.remove = append(c.remove, e)
 		}
 	}
@@ -123,16 +140,16 @@ func (c *Change) clashes(groups []Group, specs []Spec) error {
 			problems.add(fmt.Sprintf("groups[%d]", i), fmt.Sprintf("group %q", old.Name), "name", "there is a group of that name in the store; delete it there or rename this one")
 		}
 	}
-	stored := func(e *entry) bool { return e.spec.Load().Source == FromStore }
+	stored := func(e *entry) bool { return e.def.Load().source == FromStore }
 	for i := range specs {
 		s := &specs[i]
 		if name, what := c.u.taken(s, stored); what != nil {
-			problems.add(fmt.Sprintf("users[%d]", i), fmt.Sprintf("user %q", s.Name), name, "that of user %q in the store; change it there or here", what.spec.Load().Name)
+			problems.add(fmt.Sprintf("users[%d]", i), fmt.Sprintf("user %q", s.Name), name, "that of user %q in the store; change it there or here", what.def.Load().name)
 		}
 	}
 	for e := range c.u.stored() {
-		if s := e.spec.Load(); s.Group != "" && c.groups[s.Group] == nil {
-			problems.add("groups", fmt.Sprintf("group %q", s.Group), "name", "user %q of the store is a member; keep the group or move the user", s.Name)
+		if d := e.def.Load(); d.group != "" && c.groups[d.group] == nil {
+			problems.add("groups", fmt.Sprintf("group %q", d.group), "name", "user %q of the store is a member; keep the group or move the user", d.name)
 		}
 	}
 	return problems.err()
@@ -142,7 +159,7 @@ func (c *Change) clashes(groups []Group, specs []Spec) error {
 func (u *Users) stored() iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		for _, e := range u.byKey.all() {
-			if e.spec.Load().Source == FromStore && !yield(e) {
+			if e.def.Load().source == FromStore && !yield(e) {
 				return
 			}
 		}
@@ -161,8 +178,8 @@ func (u *Users) taken(s *Spec, counts func(*entry) bool) (name string, other *en
 	if e, found := u.byKey.get(s.ID); found && counts(e) {
 		return "id", e
 	}
-	for i, d := range deviceSets(s) {
-		key, _ := u.static.sets.get(d)
+	for i, d := range deviceSets(s.Devices) {
+		key, _ := u.static.get(d)
 		if e, found := u.byKey.get(key); found && counts(e) {
 			return fmt.Sprintf("devices[%d]", i), e
 		}
@@ -170,73 +187,83 @@ func (u *Users) taken(s *Spec, counts func(*entry) bool) (name string, other *en
 	return "", nil
 }
 
-// number gives numbers to users without one: that which the name had before, else a
-// new one.
-func (c *Change) number(specs []Spec) error {
-	ed := &c.u.editing
-	explicit := make(map[flow.UserKey]int)
-	next := ed.next
+// number gives numbers to users without one: that which the name has or had, unless it
+// is somebody else's by now, or a new one.
+func (c *Change) number(specs []Spec) {
+	u := c.u
+	taken := make(map[flow.UserKey]bool, len(specs))
+	next := u.editing.next
 	for i := range specs {
-		if id := specs[i].ID; id != 0 {
-			explicit[id] = i
-			next = max(next, id+1)
+		taken[specs[i].ID] = true // 0, too
+		next = max(next, specs[i].ID+1)
+	}
+	take := func(s *Spec, id flow.UserKey) {
+		if s.ID == 0 && !taken[id] {
+			s.ID = id
+			taken[id] = true
 		}
 	}
-	var problems Invalid
+	for i := range specs {
+		if e, err := u.named(specs[i].Name); err == nil {
+			take(&specs[i], e.key)
+		}
+	}
 	c.keep.Names = make(map[string]flow.UserKey)
 	for i := range specs {
 		s := &specs[i]
-		if s.ID == 0 {
-			s.ID = ed.names[s.Name]
-			if j, taken := explicit[s.ID]; taken {
-				problems.add(fmt.Sprintf("users[%d]", j), fmt.Sprintf("user %q", specs[j].Name), "id", "%d was assigned to user %q; choose another one", s.ID, s.Name)
-			}
+		known := u.editing.names[s.Name]
+		if _, other := u.byKey.get(known); !other {
+			take(s, known)
 		}
 		if s.ID == 0 {
-			s.ID = next
+			take(s, next)
 			next++
 		}
-		if ed.names[s.Name] != s.ID {
+		if e, used := u.byKey.get(s.ID); known != s.ID && (!used || e.def.Load().name != s.Name) {
 			c.keep.Names[s.Name] = s.ID
 		}
 	}
-	if next != ed.next {
+	if next != u.editing.next {
 		c.keep.Next = next
 	}
-	return problems.err()
 }
 
-// put plans that the user is defined by s from now on; e is nil for a new one.
+// put plans that the user is defined by s from now on, if that is otherwise than now; e
+// is nil for a new one.
 func (c *Change) put(e *entry, s *Spec) error {
+	def := c.u.define(s)
 	if e != nil {
-		c.puts = append(c.puts, putting{e, e.spec.Load(), s, false})
+		if old := e.def.Load(); !old.same(def) {
+			c.puts = append(c.puts, putting{e, old, def, false})
+		}
 		return nil
 	}
-	e, err := c.u.make(s, c.groups[s.Group])
+	e, err := c.u.make(s.ID, def, c.groups[s.Group])
 	if err == nil {
-		c.puts = append(c.puts, putting{e, nil, s, true})
+		c.puts = append(c.puts, putting{e, nil, def, true})
 	}
 	return err
 }
 
 // make is a user that is in no table yet, with the usage that its number had.
-func (u *Users) make(s *Spec, g *Group) (*entry, error) {
-	usage, returns := u.editing.left[s.ID]
+func (u *Users) make(key flow.UserKey, def *definition, g *Group) (*entry, error) {
+	usage, returns := u.editing.left[key]
 	if !returns {
 		var err error
-		if usage, err = u.keeper.Usage(s.ID); err != nil {
-			return nil, fmt.Errorf("usage of user %q: %w", s.Name, err)
+		if usage, err = u.keeper.Usage(key); err != nil {
+			return nil, fmt.Errorf("usage of user %q: %w", def.name, err)
 		}
 	}
-	e := &entry{key: s.ID, committed: u.hash(&usage)}
-	e.spec.Store(s)
+	e := &entry{key: key, committed: usage.Up + usage.Down}
+	e.def.Store(def)
 	e.group.Store(g)
 	e.now.Store(uint32(numStates))
 	e.expires.Store(never)
-	e.alarm.init(e)
-	limits := effective(s.Limits, g)
-	e.calendar = limits.Traffic.Reset
-	e.account = newAccount(&u.common, e.key, s.Name, usage, u.policies.intern(policyOf(&limits, &usage)))
+	e.alarm.at.Store(never)
+	e.settled.calendar = e.calendar()
+	if usage != (Usage{}) {
+		e.idle = &usage
+	}
 	return e, nil
 }
 
@@ -264,9 +291,11 @@ func (c *Change) apply() {
 	for _, p := range c.puts {
 		if p.made {
 			delete(u.editing.left, p.key)
+			delete(u.editing.names, p.def.name)
 			u.settle(p.entry) // nobody sees it yet
 		}
 	}
+	u.editing.names = shrink.Map(u.editing.names, &u.editing.peak)
 	u.mu.Lock()
 	touched := c.regroup()
 	c.sort()
@@ -276,7 +305,7 @@ func (c *Change) apply() {
 
 	for _, p := range c.puts {
 		if !p.made {
-			u.redefined(p.entry, p.old, p.spec)
+			u.redefined(p.entry, p.old, p.def)
 		}
 	}
 	for _, e := range touched {
@@ -294,7 +323,7 @@ func (c *Change) apply() {
 func (c *Change) regroup() (touched []*entry) {
 	if !maps.Equal(c.u.groups, c.groups) {
 		for _, e := range c.u.sorted {
-			if g := c.groups[e.spec.Load().Group]; e.group.Load() != g {
+			if g := c.groups[e.def.Load().group]; e.group.Load() != g {
 				e.group.Store(g)
 				touched = append(touched, e)
 			}
@@ -302,7 +331,7 @@ func (c *Change) regroup() (touched []*entry) {
 	}
 	for _, p := range c.puts {
 		if !p.made {
-			p.group.Store(c.groups[p.spec.Group])
+			p.group.Store(c.groups[p.def.group])
 			touched = append(touched, p.entry)
 		}
 	}
@@ -317,7 +346,7 @@ func (c *Change) sort() {
 	u := c.u
 	var leaves, comes []*entry
 	for _, p := range c.puts {
-		renamed := !p.made && p.old.Name != p.spec.Name
+		renamed := !p.made && p.old.name != p.def.name
 		if renamed {
 			leaves = append(leaves, p.entry)
 		}
@@ -327,7 +356,7 @@ func (c *Change) sort() {
 	}
 	u.unlist(append(leaves, c.remove...))
 	for _, p := range c.puts {
-		p.entry.spec.Store(p.spec)
+		p.entry.def.Store(p.def)
 	}
 	u.list(comes)
 }
@@ -336,7 +365,7 @@ func (c *Change) sort() {
 func (u *Users) unlist(leaves []*entry) {
 	if len(leaves) <= few {
 		for _, e := range leaves {
-			i, _ := u.place(e.spec.Load().Name)
+			i, _ := u.place(e.def.Load().name)
 			u.sorted = slices.Delete(u.sorted, i, i+1)
 		}
 		return
@@ -352,13 +381,13 @@ func (u *Users) unlist(leaves []*entry) {
 func (u *Users) list(comes []*entry) {
 	if len(comes) <= few {
 		for _, e := range comes {
-			i, _ := u.place(e.spec.Load().Name)
+			i, _ := u.place(e.def.Load().name)
 			u.sorted = slices.Insert(u.sorted, i, e)
 		}
 		return
 	}
 	u.sorted = append(slices.Grow(u.sorted, len(comes)), comes...)
-	slices.SortFunc(u.sorted, func(a, b *entry) int { return strings.Compare(a.spec.Load().Name, b.spec.Load().Name) })
+	slices.SortFunc(u.sorted, func(a, b *entry) int { return strings.Compare(a.def.Load().name, b.def.Load().name) })
 }
 
 // publish makes the data path see who there is and whose the devices are. What moves
@@ -367,24 +396,24 @@ func (c *Change) publish() {
 	keys, devices := c.u.byKey.draft(), c.u.static.edit()
 	for _, p := range c.puts {
 		keys.set(p.key, p.entry)
-		for _, d := range deviceSets(p.spec) {
+		for _, d := range deviceSets(p.def.devices) {
 			devices.set(d, p.key)
 		}
 	}
-	free := func(s *Spec, key flow.UserKey, keeps []flow.DeviceSet) {
-		for _, d := range deviceSets(s) {
-			if owner, _ := devices.draft.get(d); owner == key && !slices.Contains(keeps, d) {
+	free := func(texts []string, key flow.UserKey, keeps []flow.DeviceSet) {
+		for _, d := range deviceSets(texts) {
+			if owner, _ := devices.get(d); owner == key && !slices.Contains(keeps, d) {
 				devices.delete(d)
 			}
 		}
 	}
 	for _, p := range c.puts {
 		if !p.made {
-			free(p.old, p.key, deviceSets(p.spec))
+			free(p.old.devices, p.key, deviceSets(p.def.devices))
 		}
 	}
 	for _, e := range c.remove {
-		free(e.spec.Load(), e.key, nil)
+		free(e.def.Load().devices, e.key, nil)
 		keys.delete(e.key)
 	}
 	keys.publish()
@@ -397,13 +426,14 @@ func (c *Change) keepRemoved() {
 	u := c.u
 	var left []*entry
 	for _, e := range c.remove {
-		if e.spec.Load().Source == FromConfig {
+		if d := e.def.Load(); d.source == FromConfig {
 			left = append(left, e)
+			u.editing.names[d.name] = e.key
 		}
 		u.event("user.removed", e)
 	}
 	for _, e := range left[:min(len(left), maxLeft-len(u.editing.left))] { // the keeper has them all
-		u.editing.left[e.key] = e.account.usage()
+		u.editing.left[e.key] = e.usage()
 	}
 	if len(left) > 0 {
 		u.unkept(u.commitOf(left))
@@ -414,12 +444,12 @@ func (c *Change) keepRemoved() {
 const maxLeft = 10_000
 
 // deviceSets are the devices of a valid definition.
-func deviceSets(s *Spec) []flow.DeviceSet {
-	if len(s.Devices) == 0 {
+func deviceSets(texts []string) []flow.DeviceSet {
+	if len(texts) == 0 {
 		return nil
 	}
-	sets := make([]flow.DeviceSet, 0, len(s.Devices))
-	for _, text := range s.Devices {
+	sets := make([]flow.DeviceSet, 0, len(texts))
+	for _, text := range texts {
 		if d, err := flow.ParseDeviceSet(text); err == nil {
 			sets = append(sets, d)
 		}
@@ -428,20 +458,8 @@ func deviceSets(s *Spec) []flow.DeviceSet {
 }
 
 // same reports that two definitions say the same.
-func same(a, b *Spec) bool {
-	return a.Name == b.Name && a.ID == b.ID && a.Group == b.Group && a.Disabled == b.Disabled && a.Notes == b.Notes &&
-		a.ExternalID == b.ExternalID && a.Source == b.Source && sameLimits(a.Limits, b.Limits) &&
-		a.Expires.AfterFirstUse == b.Expires.AfterFirstUse && a.Expires.At.Equal(b.Expires.At) && slices.Equal(a.Devices, b.Devices)
-}
-
-func sameLimits(a, b Limits) bool {
-	if !sameReset(&a.Traffic.Reset, &b.Traffic.Reset) {
-		return false
-	}
-	a.Traffic.Reset, b.Traffic.Reset = Reset{}, Reset{}
-	return a == b
-}
-
-func sameReset(a, b *Reset) bool {
-	return a.Every == b.Every && a.Day == b.Day && a.CarryOver == b.CarryOver && a.zone().String() == b.zone().String()
+func (d *definition) same(o *definition) bool {
+	return d.name == o.name && d.group == o.group && d.disabled == o.disabled && d.notes == o.notes &&
+		d.externalID == o.externalID && d.source == o.source && *d.limits == *o.limits &&
+		d.expires == o.expires && slices.Equal(d.devices, o.devices)
 }

@@ -47,12 +47,13 @@ func (c *clock) commit(t time.Time) {
 }
 
 // dated is the usage with stamps of a clock that was not set yet moved to now, the
-// first moment at which it is: what was begun then began just now.
+// first moment at which it is: what was begun then began just
+// now. A user of whom nothing is known has no period yet.
 func dated(u Usage, now time.Time) Usage {
 	if !u.FirstUse.IsZero() && u.FirstUse.Before(floor) {
 		u.FirstUse = now
 	}
-	if u.PeriodStart.Before(floor) {
+	if u.PeriodStart.Before(floor) && u != (Usage{}) {
 		u.PeriodStart = now
 	}
 	return u

@@ -16,8 +16,8 @@ import (
 func (u *Users) Create(s Spec) error {
 	u.editing.Lock()
 	defer u.editing.Unlock()
-	if e, err := u.named(s.Name); err == nil {
-		return fmt.Errorf("user %q: %w", e.spec.Load().Name, ErrClash)
+	if _, err := u.named(s.Name); err == nil {
+		return fmt.Errorf("user %q: %w", s.Name, ErrClash)
 	}
 	return u.putOne(nil, s)
 }
@@ -41,7 +41,7 @@ func (u *Users) Update(name string, f func(Spec) (Spec, error)) error {
 	if err != nil {
 		return err
 	}
-	s := *e.spec.Load()
+	s := e.spec()
 	s.Devices = slices.Clone(s.Devices)
 	s, err = f(s)
 	if err != nil {
@@ -59,7 +59,7 @@ func (u *Users) Delete(name string) error {
 	switch {
 	case err != nil:
 		return err
-	case e.spec.Load().Source != FromStore:
+	case e.def.Load().source != FromStore:
 		return fmt.Errorf("user %q: %w", name, ErrReadOnly)
 	}
 	u.committing.Lock() // a commit beside would keep usage of nobody
@@ -75,7 +75,7 @@ func (u *Users) Delete(name string) error {
 // named is the user of that very name.
 func (u *Users) named(name string) (*entry, error) {
 	e, err := u.find(name)
-	if err == nil && e.spec.Load().Name != name {
+	if err == nil && e.def.Load().name != name {
 		err = ErrUnknown
 	}
 	if err != nil {
@@ -86,8 +86,8 @@ func (u *Users) named(name string) (*entry, error) {
 
 // putOne defines e, or a new user if it is nil. editing is held.
 func (u *Users) putOne(e *entry, s Spec) error {
-	if e != nil && e.spec.Load().Source != FromStore {
-		return fmt.Errorf("user %q: %w", e.spec.Load().Name, ErrReadOnly)
+	if e != nil && e.def.Load().source != FromStore {
+		return fmt.Errorf("user %q: %w", e.def.Load().name, ErrReadOnly)
 	}
 	s.Source = FromStore
 	v := newValidator(1)
@@ -104,7 +104,7 @@ func (u *Users) putOne(e *entry, s Spec) error {
 		return fmt.Errorf("user %q: id: it is %d for good: %w", s.Name, e.key, ErrClash)
 	}
 	if field, other := u.taken(&s, func(o *entry) bool { return o != e }); other != nil {
-		return fmt.Errorf("user %q: %s: that of user %q: %w", s.Name, field, other.spec.Load().Name, ErrClash)
+		return fmt.Errorf("user %q: %s: that of user %q: %w", s.Name, field, other.def.Load().name, ErrClash)
 	}
 	c := &Change{u: u, groups: u.groups}
 	if s.ID == 0 {
@@ -126,7 +126,6 @@ func (u *Users) putOne(e *entry, s Spec) error {
 
 // PutGroup makes a group, or gives it other limits, which hold for all its members.
 func (u *Users) PutGroup(g Group) error {
-	g.Source = FromStore
 	if err := Validate([]Group{g}, nil); err != nil {
 		return err
 	}
@@ -136,7 +135,7 @@ func (u *Users) PutGroup(g Group) error {
 		return fmt.Errorf("group %q: %w", g.Name, ErrReadOnly)
 	}
 	groups := maps.Clone(u.groups)
-	groups[g.Name] = &g
+	groups[g.Name] = u.group(g, FromStore)
 	return u.putGroups(g.Name, groups, Edit{Groups: []Group{g}})
 }
 
@@ -151,8 +150,8 @@ func (u *Users) DeleteGroup(name string) error {
 		return fmt.Errorf("group %q: %w", name, ErrReadOnly)
 	}
 	for _, e := range u.byKey.all() {
-		if s := e.spec.Load(); s.Group == name {
-			return fmt.Errorf("group %q: user %q is a member: %w", name, s.Name, ErrClash)
+		if d := e.def.Load(); d.group == name {
+			return fmt.Errorf("group %q: user %q is a member: %w", name, d.name, ErrClash)
 		}
 	}
 	groups := maps.Clone(u.groups)
@@ -175,7 +174,7 @@ func (u *Users) putGroups(name string, groups map[string]*Group, keep Edit) erro
 
 // Reset begins the user's traffic period anew: counters at 0, another generation.
 func (u *Users) Reset(name string) error {
-	return u.adjust(name, "user.reset", func(_ *Spec, usage Usage, now time.Time) (Usage, error) {
+	return u.adjust(name, "user.reset", func(_ *definition, usage Usage, now time.Time) (Usage, error) {
 		return cleared(usage, now, 0), nil
 	})
 }
@@ -183,8 +182,8 @@ func (u *Users) Reset(name string) error {
 // TopUp adds bytes to what the user may move in this period, in each direction and in
 // all.
 func (u *Users) TopUp(name string, bytes uint64) error {
-	return u.adjust(name, "user.topup", func(_ *Spec, usage Usage, _ time.Time) (Usage, error) {
-		usage.Extra = sum(usage.Extra, bytes)
+	return u.adjust(name, "user.topup", func(_ *definition, usage Usage, _ time.Time) (Usage, error) {
+		usage.Extra = saturate(usage.Extra, bytes)
 		return usage, nil
 	})
 }
@@ -192,13 +191,13 @@ func (u *Users) TopUp(name string, bytes uint64) error {
 // Extend gives the user more time: after the day on which it expires, or after now if
 // that is over. *Invalid if it does not expire.
 func (u *Users) Extend(name string, by time.Duration) error {
-	return u.adjust(name, "user.extended", func(s *Spec, usage Usage, now time.Time) (Usage, error) {
+	return u.adjust(name, "user.extended", func(d *definition, usage Usage, now time.Time) (Usage, error) {
 		var problem Invalid
-		switch at := expiry(&s.Expires, &usage); {
+		switch at := expiry(&d.expires, &usage); {
 		case by <= 0 || by > maxAfter:
-			problem.add("", fmt.Sprintf("user %q", s.Name), "extend", "%v is not within a hundred years from now", by)
-		case s.Expires == Expires{}:
-			problem.add("", fmt.Sprintf("user %q", s.Name), "expires", "it never does; set a date instead")
+			problem.add("", fmt.Sprintf("user %q", d.name), "extend", "%v is not within a hundred years from now", by)
+		case d.expires == Expires{}:
+			problem.add("", fmt.Sprintf("user %q", d.name), "expires", "it never does; set a date instead")
 		case !at.IsZero() && at.Before(now):
 			usage.Extended += now.Sub(at) + by
 		default:
@@ -209,7 +208,7 @@ func (u *Users) Extend(name string, by time.Duration) error {
 }
 
 // adjust changes what a user has used or may use.
-func (u *Users) adjust(name, event string, f func(s *Spec, usage Usage, now time.Time) (Usage, error)) error {
+func (u *Users) adjust(name, event string, f func(d *definition, usage Usage, now time.Time) (Usage, error)) error {
 	u.editing.Lock() // or its definition could change beside
 	defer u.editing.Unlock()
 	e, err := u.find(name)
@@ -219,7 +218,7 @@ func (u *Users) adjust(name, event string, f func(s *Spec, usage Usage, now time
 	now := u.now()
 	u.amend(e, func(usage *Usage) {
 		var next Usage
-		if next, err = f(e.spec.Load(), *usage, now); err == nil {
+		if next, err = f(e.def.Load(), *usage, now); err == nil {
 			*usage = next
 		}
 	})

@@ -78,7 +78,7 @@ func policyOf(l *Limits, u *Usage) policy {
 	if l.Multiplier.Set {
 		p.multiplier = l.Multiplier.Millionths
 	}
-	if usedUp(&p, u) {
+	if p.used(u) {
 		p.throttle = l.WhenExhausted.Throttle
 	}
 	return p
@@ -88,10 +88,8 @@ func allowance(limit, extra uint64) uint64 {
 	if limit == 0 {
 		return none
 	}
-	return sum(limit, extra)
+	return saturate(limit, extra)
 }
 
-// usedUp tells whether the traffic is.
-func usedUp(p *policy, u *Usage) bool {
-	return u.ChargedUp >= p.up || u.ChargedDown >= p.down || sum(u.ChargedUp, u.ChargedDown) >= p.total
-}
+// used reports that the traffic is used up.
+func (p *policy) used(u *Usage) bool { return p.reached([2]uint64{u.ChargedUp, u.ChargedDown}) }

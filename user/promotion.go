@@ -37,6 +37,8 @@ type promotion struct {
 	moved  uint64
 }
 
+func (p *promotion) alarmOf() *alarm { return &p.alarm }
+
 // used notes that a flow was opened.
 func (p *promotion) used() {
 	if p.Idle > 0 && !p.asked.Load() {
@@ -66,7 +68,7 @@ func (u *Users) newPromotion(of Promotion, set flow.DeviceSet, lasted time.Durat
 	if of.MAC != "" {
 		p.mac.Store(&of.MAC)
 	}
-	p.alarm.init(p)
+	p.alarm.at.Store(never)
 	return p
 }
 
@@ -81,7 +83,7 @@ func (u *Users) loadPromotions(kept []Promotion) error {
 		p := u.newPromotion(of, set, max(u.opt.Now().Sub(of.Since), 0))
 		u.promotions.of[set] = p
 		devices.set(set, p)
-		u.limits.set(&p.alarm, 0)
+		u.looks.set(p, 0)
 	}
 	devices.publish()
 	return nil
@@ -153,13 +155,13 @@ func (u *Users) promoteLocked(set flow.DeviceSet, of Promotion) error {
 	p := u.newPromotion(of, set, lasted)
 	p.moved = u.activity(of.Device)
 	if old != nil {
-		u.limits.set(&old.alarm, never)
+		u.looks.set(old, never)
 	}
 	u.promotions.of[set] = p
 	devices := u.promoted.edit()
 	devices.set(set, p)
 	devices.publish()
-	u.limits.set(&p.alarm, u.sinceStart()) // the next look finds out when it is due
+	u.looks.set(p, u.sinceStart()) // the next look finds out when it is due
 	u.promotionEvent("device.promoted", of, "")
 	return nil
 }
@@ -224,11 +226,11 @@ func (u *Users) Promotions() []Promotion {
 
 // promotionsDue looks at those of which a limit of time may have come.
 func (u *Users) promotionsDue(ctx context.Context) {
-	var owners [atOnce]any
+	var owners [atOnce]*promotion
 	for n := len(owners); n == len(owners) && ctx.Err() == nil; {
-		n = u.limits.due(u.sinceStart(), owners[:])
+		n = u.looks.due(u.sinceStart(), owners[:])
 		for _, o := range owners[:n] {
-			u.look(o.(*promotion))
+			u.look(o)
 		}
 	}
 }
@@ -263,7 +265,7 @@ func (u *Users) look(p *promotion) {
 	u.promotions.Lock()
 	defer u.promotions.Unlock()
 	if u.promotions.of[p.set] == p {
-		u.limits.set(&p.alarm, at)
+		u.looks.set(p, at)
 	}
 }
 
@@ -282,7 +284,7 @@ func (u *Users) endPromotion(p *promotion, why string) {
 }
 
 func (u *Users) forgetLocked(p *promotion, why string) {
-	u.limits.set(&p.alarm, never)
+	u.looks.set(p, never)
 	delete(u.promotions.of, p.set)
 	devices := u.promoted.edit()
 	devices.delete(p.set)

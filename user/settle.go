@@ -1,7 +1,6 @@
 package user
 
 import (
-	"sync"
 	"time"
 
 	"gatewayd/flow"
@@ -26,19 +25,18 @@ func (u *Users) settle(e *entry) {
 }
 
 func (u *Users) settleOnce(e *entry) {
-	began := u.opt.Now()
+	began := time.Now()
 	if e.retired.Load() {
-		u.alarms.set(&e.alarm, never)
+		u.alarms.set(e, never)
 		u.end(e, ErrRetired, began)
 		return
 	}
-	s := e.spec.Load()
-	limits := effective(s.Limits, e.group.Load())
+	d, limits := e.def.Load(), e.limits()
 	now, plausible := u.clock.wall()
 	// Another calendar begins no period: the one that is goes on under it.
-	anew := plausible && !sameReset(&e.calendar, &limits.Traffic.Reset)
+	anew := plausible && *e.settled.calendar != limits.Traffic.Reset
 	if anew {
-		e.calendar = limits.Traffic.Reset
+		e.settled.calendar = e.calendar()
 	}
 	var usage Usage
 	renewed := false
@@ -50,12 +48,12 @@ func (u *Users) settleOnce(e *entry) {
 		}
 		usage = *of
 	})
-	at := expiry(&s.Expires, &usage)
+	at := expiry(&d.expires, &usage)
 	expired := plausible && !at.IsZero() && !now.Before(at)
-	state := stateOf(s, &usage, p, expired)
+	state := stateOf(d, &usage, p, expired)
 
 	e.expires.Store(nano(at))
-	u.alarms.set(&e.alarm, due(at, expired, limits.Traffic.Reset.next(usage.PeriodStart), plausible))
+	u.alarms.set(e, due(at, expired, periodEnd(&limits.Traffic.Reset, &usage), plausible))
 	switch {
 	case state == StateDisabled:
 		u.end(e, ErrDisabled, began)
@@ -63,7 +61,7 @@ func (u *Users) settleOnce(e *entry) {
 		u.end(e, ErrExpired, began)
 	case e.cause != nil:
 		e.cause = nil
-		e.account.allow()
+		e.account.Load().allow()
 	}
 	if renewed {
 		u.event("user.reset", e)
@@ -72,17 +70,6 @@ func (u *Users) settleOnce(e *entry) {
 		u.changed(e.key)
 		u.event("user."+state.String(), e)
 	}
-}
-
-// amend changes the account's usage, and with it the policy, which it returns.
-func (u *Users) amend(e *entry, change func(*Usage)) (p *policy) {
-	limits := effective(e.spec.Load().Limits, e.group.Load())
-	e.account.update(func(usage *Usage) *policy {
-		change(usage)
-		p = u.policies.intern(policyOf(&limits, usage))
-		return p
-	})
-	return p
 }
 
 // brought is the usage with dates that can be right, in the period that now lies in;
@@ -95,34 +82,35 @@ func brought(t *Traffic, usage Usage, now time.Time, anew bool) Usage {
 	return renew(t, usage, now)
 }
 
-// end ends the account's flows, unless it ended already, and measures how long after
-// the cause arose the last of them heard of it.
+// end ends the account's flows, unless there is none or it ended already, and measures
+// how long after the cause arose the last of them heard of it.
 func (u *Users) end(e *entry, cause *flow.Cause, began time.Time) {
-	if e.cause == cause {
+	a := e.account.Load()
+	if a == nil || e.cause == cause {
 		return
 	}
-	first := e.cause == nil
+	alive := e.cause == nil
 	e.cause = cause
-	e.account.end(cause)
-	if !first || State(e.now.Load()) == numStates {
-		return // nothing was alive
+	a.end(cause)
+	if !alive {
+		return
 	}
-	late := u.opt.Now().Sub(began)
-	if at := e.expires.Load(); cause == ErrExpired && u.started.Before(time.Unix(0, at)) {
-		late = max(late, u.opt.Now().Sub(time.Unix(0, at)))
+	late := time.Since(began)
+	if at := time.Unix(0, e.expires.Load()); cause == ErrExpired && u.started.Before(at) {
+		late = max(late, u.opt.Now().Sub(at))
 	}
 	u.stats.enforced(late)
 }
 
-func stateOf(s *Spec, usage *Usage, p *policy, expired bool) State {
+func stateOf(d *definition, usage *Usage, p *policy, expired bool) State {
 	switch {
-	case s.Disabled:
+	case d.disabled:
 		return StateDisabled
 	case expired:
 		return StateExpired
-	case usedUp(p, usage) && p.throttle > 0:
+	case p.used(usage) && p.throttle > 0:
 		return StateThrottled
-	case usedUp(p, usage):
+	case p.used(usage):
 		return StateExhausted
 	case usage.FirstUse.IsZero():
 		return StateUnused
@@ -152,11 +140,11 @@ func nano(t time.Time) int64 {
 
 // redefined tells rules of another name or group, and forgets by how much a date was
 // extended that is another one now.
-func (u *Users) redefined(e *entry, old, s *Spec) {
-	if old.Expires.AfterFirstUse != s.Expires.AfterFirstUse || !old.Expires.At.Equal(s.Expires.At) {
+func (u *Users) redefined(e *entry, old, d *definition) {
+	if old.expires != d.expires {
 		u.amend(e, func(usage *Usage) { usage.Extended = 0 })
 	}
-	if old.Name != s.Name || old.Group != s.Group {
+	if old.name != d.name || old.group != d.group {
 		u.changed(e.key)
 	}
 }
@@ -169,28 +157,6 @@ func (u *Users) changed(key flow.UserKey) {
 
 func (u *Users) event(kind string, e *entry) {
 	if u.opt.Events != nil {
-		u.opt.Events(Event{Kind: kind, User: e.key, Name: e.spec.Load().Name, State: e.state().String()})
+		u.opt.Events(Event{Kind: kind, User: e.key, Name: e.def.Load().name, State: e.state().String()})
 	}
-}
-
-// policies are those in use: many users have the same one.
-type policies struct {
-	sync.Mutex
-	of map[policy]*policy
-}
-
-// maxPolicies bounds the table; it is begun anew when it is full.
-const maxPolicies = 4096
-
-func (ps *policies) intern(p policy) *policy {
-	ps.Lock()
-	defer ps.Unlock()
-	if known := ps.of[p]; known != nil {
-		return known
-	}
-	if ps.of == nil || len(ps.of) >= maxPolicies {
-		ps.of = make(map[policy]*policy)
-	}
-	ps.of[p] = &p
-	return &p
 }

@@ -75,9 +75,12 @@ func (d draft[K, V]) part(k K) map[K]V {
 func (d draft[K, V]) set(k K, v V) { d.part(k)[k] = v }
 func (d draft[K, V]) delete(k K)   { delete(d.part(k), k) }
 
-func (d draft[K, V]) get(k K) (V, bool) {
-	v, ok := d.part(k)[k]
-	return v, ok
+func (d draft[K, V]) get(k K) (v V, ok bool) {
+	if p := d.parts[d.of.shard(k)]; p != nil {
+		v, ok = p[k]
+		return v, ok
+	}
+	return d.of.get(k)
 }
 
 func (d draft[K, V]) publish() {

@@ -2,8 +2,6 @@ package user
 
 import (
 	"context"
-	"hash/maphash"
-	"iter"
 	"time"
 
 	"gatewayd/flow"
@@ -43,7 +41,7 @@ func (u *Users) pause() time.Duration {
 	if now, plausible := u.clock.wall(); plausible {
 		d = until(d, u.alarms.next(), now.UnixNano())
 	}
-	d = until(d, u.limits.next(), u.sinceStart())
+	d = until(d, u.looks.next(), u.sinceStart())
 	return max(d, time.Millisecond)
 }
 
@@ -59,7 +57,7 @@ const atOnce = 256
 
 // sweep settles users of which a time has come.
 func (u *Users) sweep(ctx context.Context) {
-	var owners [atOnce]any
+	var owners [atOnce]*entry
 	for ctx.Err() == nil {
 		now, plausible := u.clock.wall()
 		if !plausible {
@@ -67,7 +65,7 @@ func (u *Users) sweep(ctx context.Context) {
 		}
 		n := u.alarms.due(now.UnixNano(), owners[:])
 		for _, o := range owners[:n] {
-			u.settle(o.(*entry))
+			u.settle(o)
 		}
 		if n < len(owners) {
 			return
@@ -140,10 +138,14 @@ func (u *Users) commit(last bool) {
 	defer u.committing.Unlock()
 	var pending []*entry
 	for _, e := range u.byKey.all() {
-		usage := e.account.usage()
-		if e.committed != u.hash(&usage) {
+		a := e.account.Load()
+		if a == nil && !e.dirty.Load() {
+			continue
+		}
+		usage := e.usage()
+		if moved := usage.Up+usage.Down != e.committed; moved || e.dirty.Load() {
 			pending = append(pending, e)
-			u.near(e, &usage)
+			u.seen(e, &usage, moved)
 		}
 	}
 	if len(pending) > 0 || last || u.opt.Now().Sub(time.Unix(0, u.clock.committed.Load())) >= quiet {
@@ -160,34 +162,32 @@ func (u *Users) commitOf(es []*entry) error {
 
 // commitLocked hands usages over as they are when the keeper asks for them.
 func (u *Users) commitLocked(es []*entry) error {
-	hashes := make([]uint64, 0, len(es))
+	moved := make([]uint64, 0, len(es))
 	now, plausible := u.clock.wall()
-	err := u.keeper.Commit(now, usages(es, func(usage *Usage) { hashes = append(hashes, u.hash(usage)) }))
+	err := u.keeper.Commit(now, func(yield func(flow.UserKey, Usage) bool) {
+		for _, e := range es {
+			e.dirty.Store(false) // what comes now is for the next one
+			usage := e.usage()
+			moved = append(moved, usage.Up+usage.Down)
+			if !yield(e.key, usage) {
+				return
+			}
+		}
+	})
 	if err != nil {
+		for _, e := range es {
+			e.dirty.Store(true)
+		}
 		return err
 	}
 	if plausible {
 		u.clock.commit(now)
 	}
-	for i, hash := range hashes {
-		es[i].committed = hash
+	for i, n := range moved {
+		es[i].committed = n
 	}
 	return nil
 }
-
-func usages(es []*entry, taken func(*Usage)) iter.Seq2[flow.UserKey, Usage] {
-	return func(yield func(flow.UserKey, Usage) bool) {
-		for _, e := range es {
-			usage := e.account.usage()
-			taken(&usage)
-			if !yield(e.key, usage) {
-				return
-			}
-		}
-	}
-}
-
-func (u *Users) hash(usage *Usage) uint64 { return maphash.Comparable(u.seed, *usage) }
 
 // unkept says once that commits fail, and once that they work again.
 func (u *Users) unkept(err error) {
@@ -200,13 +200,18 @@ func (u *Users) unkept(err error) {
 	}
 }
 
-// near tells once in a period that nine tenths of the traffic are used up.
-func (u *Users) near(e *entry, usage *Usage) {
-	limits := effective(e.spec.Load().Limits, e.group.Load())
+// seen stamps a user that moved something since the last commit, and tells once in a
+// period that nine tenths of the traffic are used up.
+func (u *Users) seen(e *entry, usage *Usage, moved bool) {
+	if moved {
+		now := u.now()
+		u.amend(e, func(usage *Usage) { usage.LastSeen = now })
+	}
+	limits := e.limits()
 	p := policyOf(&limits, usage)
 	most := func(limit, charged uint64) bool { return limit != none && charged >= limit-limit/10 }
-	if e.near == usage.Generation+1 || usedUp(&p, usage) ||
-		!most(p.up, usage.ChargedUp) && !most(p.down, usage.ChargedDown) && !most(p.total, sum(usage.ChargedUp, usage.ChargedDown)) {
+	if e.near == usage.Generation+1 || p.used(usage) ||
+		!most(p.up, usage.ChargedUp) && !most(p.down, usage.ChargedDown) && !most(p.total, saturate(usage.ChargedUp, usage.ChargedDown)) {
 		return
 	}
 	e.near = usage.Generation + 1

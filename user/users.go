@@ -2,7 +2,6 @@ package user
 
 import (
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"math"
 	"sync"
@@ -23,27 +22,29 @@ type Users struct {
 	clock    clock
 	keeper   Keeper
 	common   common
-	policies policies
+	policies pool[policy]
+	limitsOf pool[Limits]
 	stats    stats
 
 	byKey    *shared[flow.UserKey, *entry]
 	static   *bindings[flow.UserKey] // users[].devices
 	promoted *bindings[*promotion]
-	alarms   alarms // of users, in UnixNano
-	limits   alarms // of promotions, in time since the start
+	alarms   alarms[*entry]     // in UnixNano
+	looks    alarms[*promotion] // in time since the start
 
 	started   time.Time // by the clock
 	monotonic time.Time
-	seed      maphash.Seed
 	edges     chan *entry // whose usage is to be committed now
 
 	// editing is held by an edit from its first look to its last change, by that of the
 	// configuration from Prepare to Commit. It guards what only edits use.
 	editing struct {
 		sync.Mutex
-		names map[string]flow.UserKey // numbers of all that the configuration ever named
-		next  flow.UserKey            // the first number that was never given away
-		left  map[flow.UserKey]Usage  // of users that left the configuration
+		names map[string]flow.UserKey // numbers of those that the configuration named and doesn't now
+		peak  int                     // of names, for shrink
+		zones map[string]*time.Location
+		next  flow.UserKey           // the first number that was never given away
+		left  map[flow.UserKey]Usage // of users that left the configuration
 	}
 
 	mu     sync.RWMutex // after editing
@@ -91,32 +92,6 @@ type Event struct {
 // never is the UnixNano of what does not come.
 const never = math.MaxInt64
 
-// entry is one user: what was written about it, and its account.
-type entry struct {
-	key     flow.UserKey
-	account *account
-	spec    atomic.Pointer[Spec]  // an edit replaces it
-	group   atomic.Pointer[Group] // the spec's; nil: none
-	expires atomic.Int64          // UnixNano at which its time is up
-	now     atomic.Uint32         // its State
-	retired atomic.Bool           // set once; then it is in no table
-	alarm   alarm                 // for when it expires or its period ends
-
-	settling atomic.Int32 // how many asked for it since somebody is at it
-	settled               // of whoever is at it
-
-	committed uint64 // of commits: hash of the usage that was
-	near      uint64 // of commits: generation+1 in which user.near was told
-}
-
-// settled is what the account was told last.
-type settled struct {
-	calendar Reset
-	cause    *flow.Cause // that it ended for; nil: it lives
-}
-
-func (e *entry) state() State { return State(e.now.Load()) }
-
 // New makes the registry with what the keeper has. Users of the configuration come
 // with the first Prepare. Run has to be called for what happens by itself.
 func New(o Options) (*Users, error) {
@@ -143,9 +118,10 @@ func New(o Options) (*Users, error) {
 	if u.keeper == nil {
 		u.keeper = memory{}
 	}
-	u.clock.now, u.started, u.monotonic, u.seed = o.Now, o.Now(), time.Now(), maphash.MakeSeed()
+	u.clock.now, u.started, u.monotonic = o.Now, o.Now(), time.Now()
 	u.promotions.of = make(map[flow.DeviceSet]*promotion)
-	u.editing.names, u.editing.next, u.editing.left = make(map[string]flow.UserKey), 1, make(map[flow.UserKey]Usage)
+	u.editing.names, u.editing.zones, u.editing.left = make(map[string]flow.UserKey), make(map[string]*time.Location), make(map[flow.UserKey]Usage)
+	u.editing.next = 1
 	u.common.drops, u.common.firstUse, u.common.crossed = o.Drops, u.onFirstUse, u.onCrossed
 	if err := u.load(); err != nil {
 		return nil, fmt.Errorf("load users: %w", err)
@@ -182,8 +158,7 @@ func (u *Users) load() error {
 	u.editing.next = max(u.editing.next, kept.Next)
 	c := &Change{u: u, groups: make(map[string]*Group)}
 	for _, g := range kept.Groups {
-		g.Source = FromStore
-		c.groups[g.Name] = &g
+		c.groups[g.Name] = u.group(g, FromStore)
 	}
 	v := newValidator(len(kept.Users))
 	v.groups = nil // the configuration has others
@@ -231,12 +206,12 @@ func (u *Users) admit(key flow.UserKey, ss []Subject) (leases []*Lease, err erro
 		u.settle(e) // before the sweep comes to it
 	}
 	switch {
-	case e.spec.Load().Disabled:
+	case e.def.Load().disabled:
 		return nil, RefusedDisabled
 	case plausible && now.UnixNano() >= e.expires.Load():
 		return nil, RefusedExpired
 	}
-	return e.account.admitAll(ss)
+	return u.open(e).admitAll(ss)
 }
 
 // Facts are what rules look at; empty without such a user. It takes no lock.
@@ -245,8 +220,8 @@ func (u *Users) Facts(key flow.UserKey) (name, group, state string) {
 	if !known {
 		return "", "", ""
 	}
-	s := e.spec.Load()
-	return s.Name, s.Group, e.state().String()
+	d := e.def.Load()
+	return d.name, d.group, e.state().String()
 }
 
 // UserOf is the user that flows of the device run under: that of its promotion, else

@@ -27,10 +27,10 @@ func Validate(groups []Group, specs []Spec) error {
 
 func (v *validator) all(groups []Group, specs []Spec) error {
 	for i := range groups {
-		v.group(fmt.Sprintf("groups[%d]", i), &groups[i])
+		v.group(i, &groups[i])
 	}
 	for i := range specs {
-		v.user(fmt.Sprintf("users[%d]", i), &specs[i])
+		v.user(i, &specs[i])
 	}
 	return v.problems.err()
 }
@@ -51,19 +51,20 @@ func newValidator(users int) *validator {
 	}
 }
 
-// field keeps problems of one definition.
+// field keeps problems of one definition: the i-th of users or groups.
 type field struct {
 	v          *validator
-	list, what string
+	kind, name string
+	i          int
 }
 
-func (f field) wrong(name, format string, args ...any) {
-	f.v.problems.add(f.list, f.what, name, format, args...)
+func (f field) wrong(field, format string, args ...any) {
+	f.v.problems.add(fmt.Sprintf("%ss[%d]", f.kind, f.i), fmt.Sprintf("%s %q", f.kind, f.name), field, format, args...)
 }
 
-func (v *validator) group(list string, g *Group) {
-	f := field{v, list, fmt.Sprintf("group %q", g.Name)}
-	f.name(g.Name)
+func (v *validator) group(i int, g *Group) {
+	f := field{v, "group", g.Name, i}
+	f.named(g.Name)
 	if v.groups[g.Name] {
 		f.wrong("name", "there are two groups of that name; rename one")
 	}
@@ -73,9 +74,9 @@ func (v *validator) group(list string, g *Group) {
 	f.limits(&g.Limits)
 }
 
-func (v *validator) user(list string, s *Spec) {
-	f := field{v, list, fmt.Sprintf("user %q", s.Name)}
-	f.name(s.Name)
+func (v *validator) user(i int, s *Spec) {
+	f := field{v, "user", s.Name, i}
+	f.named(s.Name)
 	if v.names[s.Name] {
 		f.wrong("name", "there are two users of that name; rename one")
 	}
@@ -99,9 +100,9 @@ func (v *validator) user(list string, s *Spec) {
 	f.devices(s)
 }
 
-// name: it stands in paths of the API and lines of logs, and where a user may also be
+// named: the name stands in paths of the API and lines of logs, and where a user may also be
 // told by its number.
-func (f field) name(s string) {
+func (f field) named(s string) {
 	control := func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }
 	switch {
 	case s == "":
@@ -178,14 +179,13 @@ func (f field) devices(s *Spec) {
 		return
 	}
 	for i, text := range s.Devices {
-		name := fmt.Sprintf("devices[%d]", i)
 		d, err := flow.ParseDeviceSet(text)
 		if err != nil {
-			f.wrong(name, "%q: %v", text, err)
+			f.wrong(fmt.Sprintf("devices[%d]", i), "%q: %v", text, err)
 			continue
 		}
 		if other, taken := f.v.devices[d]; taken {
-			f.wrong(name, "%s is claimed by user %q, too; remove it from one", d, other)
+			f.wrong(fmt.Sprintf("devices[%d]", i), "%s is claimed by user %q, too; remove it from one", d, other)
 		}
 		f.v.devices[d] = s.Name
 	}

@@ -13,7 +13,7 @@ import (
 
 // View is one user as it is now.
 type View struct {
-	Spec               // as it was written; its ID is never 0
+	Spec               // as it was written; its ID is never 0, its Devices are not to be changed
 	Effective   Limits // of user and group
 	State       State
 	Usage       Usage
@@ -29,7 +29,7 @@ func (u *Users) Get(name string) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	return e.view(), nil
+	return e.view(u.now()), nil
 }
 
 // List is up to limit users (0: all of them) in the order of their names, from the
@@ -49,7 +49,7 @@ func (u *Users) List(after string, limit int) []View {
 
 	views := make([]View, len(page))
 	for i, e := range page {
-		views[i] = e.view()
+		views[i] = e.view(u.now())
 	}
 	return views
 }
@@ -75,13 +75,16 @@ func (u *Users) Groups() []Group {
 	return groups
 }
 
-func (e *entry) view() View {
-	s := e.spec.Load()
-	v := View{Spec: *s, Effective: effective(s.Limits, e.group.Load()), State: e.state(), Usage: e.account.usage()}
-	v.ID = e.key
-	v.Connections, v.IPs = e.account.gauges()
-	v.ExpiresAt = expiry(&s.Expires, &v.Usage)
-	v.PeriodEnd = v.Effective.Traffic.Reset.next(v.Usage.PeriodStart)
+func (e *entry) view(now time.Time) View {
+	v := View{Spec: e.spec(), Effective: e.limits(), State: e.state(), Usage: e.usage()}
+	if a := e.account.Load(); a != nil {
+		v.Connections, v.IPs = a.gauges()
+	}
+	v.ExpiresAt = expiry(&v.Expires, &v.Usage)
+	if v.Usage.PeriodStart.IsZero() {
+		v.Usage.PeriodStart = v.Effective.Traffic.Reset.start(now)
+	}
+	v.PeriodEnd = periodEnd(&v.Effective.Traffic.Reset, &v.Usage)
 	return v
 }
 
@@ -108,5 +111,5 @@ func (u *Users) find(name string) (*entry, error) {
 
 // place is where the user of that name is, or would be, in sorted. u.mu is held.
 func (u *Users) place(name string) (int, bool) {
-	return slices.BinarySearchFunc(u.sorted, name, func(e *entry, name string) int { return strings.Compare(e.spec.Load().Name, name) })
+	return slices.BinarySearchFunc(u.sorted, name, func(e *entry, name string) int { return strings.Compare(e.def.Load().name, name) })
 }

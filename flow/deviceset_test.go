@@ -28,3 +28,18 @@ func TestADeviceSetHasOneForm(t *testing.T) {
 		}
 	}
 }
+
+func FuzzDeviceSet(f *testing.F) {
+	for _, s := range []string{"mac:3C-22-FB-AA-BB-CC", "host:Kids-Tablet.", "192.0.2.5/32", "FD00:0::/64", "10.0.0.1/8"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := ParseDeviceSet(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseDeviceSet(s.String()); err != nil || again != s || again.String() != s.String() {
+			t.Errorf("%q is %+v, and %s is %+v, %v", text, s, s, again, err)
+		}
+	})
+}

@@ -35,6 +35,7 @@ func (l *loader) build() *Config {
 	_ = c.Log.Level.UnmarshalText([]byte(raw.Log.Level)) // the schema has these words only
 	l.atLeast("sample", c.Sample, time.Millisecond)
 	l.atLeast("sweep", c.Sweep, time.Millisecond)
+	l.validate(c)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"strconv"
 	"time"
 	_ "time/tzdata" // routers have no zone files
@@ -8,6 +9,18 @@ import (
 	"gatewayd/flow"
 	"gatewayd/user"
 )
+
+// validate reports what package user refuses of definitions that could be read.
+func (l *loader) validate(c *Config) {
+	if len(l.report.problems) > 0 {
+		return
+	}
+	if invalid, ok := errors.AsType[*user.Invalid](user.Validate(c.Groups, c.Users)); ok {
+		for _, p := range invalid.Problems {
+			l.problem(p.Path, "%s", p.Text)
+		}
+	}
+}
 
 func (l *loader) groups(known tags) []user.Group {
 	var made []user.Group
@@ -72,11 +85,8 @@ func (l *loader) reset(path string, raw *rawReset) user.Reset {
 	if l.sound(path + ".zone") {
 		made.Zone = l.zone(path+".zone", raw.Zone)
 	}
-	switch {
-	case raw.Every == "month":
+	if raw.Every == "month" || l.set(path+".day") {
 		made.Day = raw.Day
-	case l.sound(path+".day") && l.sound(path+".every"):
-		l.problem(path+".day", "a %s has no day of the month; remove it, or write every: month", raw.Every)
 	}
 	return made
 }
@@ -100,13 +110,9 @@ func (l *loader) exhausted(path string, raw *rawExhausted, known tags) user.Exha
 	if raw == nil {
 		return user.Exhausted{}
 	}
-	throttle, outbound := path+".throttle", path+".outbound"
-	l.reference(outbound, string(raw.Outbound), known)
-	switch {
-	case l.set(throttle) && l.set(outbound):
-		l.problem(outbound, "a throttle and an outbound exclude each other; remove one of them")
-	case l.sound(throttle) && raw.Throttle == 0:
-		l.problem(throttle, "0: want more than that; when_exhausted: block lets nothing through")
+	l.reference(path+".outbound", string(raw.Outbound), known)
+	if at := path + ".throttle"; l.sound(at) && raw.Throttle == 0 {
+		l.problem(at, "0: want more than that; when_exhausted: block lets nothing through")
 	}
 	return user.Exhausted{Throttle: uint64(raw.Throttle), Outbound: string(raw.Outbound)}
 }

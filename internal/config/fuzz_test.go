@@ -16,6 +16,8 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add([]byte(defaultText), []byte{})
 	f.Add([]byte(referenceText), []byte("outbounds: {tag: a, type: direct}\n"))
+	f.Add([]byte("version: 1\ninclude: conf.d/a.yaml\ngroups: {name: g}\nusers: {name: a, group: g, limits: {multiplier: 0.5}}\n"),
+		[]byte("users: [{name: b, group: g, devices: \"mac:3C-22-FB-AA-BB-CC\", limits: {when_exhausted: block, traffic: {reset: {every: week, zone: Asia/Tokyo}}}}]\n"))
 	schema := newChecker(f)
 	f.Fuzz(func(t *testing.T, main, included []byte) {
 		texts := map[string]string{"/etc/conf.d/a.yaml": string(included)}

@@ -18,13 +18,11 @@ import (
 // API, where a user may also be told by its number.
 type userName string
 
-const longestName = 64 // bytes
-
 func (n *userName) UnmarshalText(b []byte) error {
 	s, wrong := string(b), ""
 	switch {
-	case s == "" || len(s) > longestName:
-		wrong = fmt.Sprintf("want a name of 1 to %d bytes", longestName)
+	case s == "" || len(s) > user.MaxName:
+		wrong = fmt.Sprintf("want a name of 1 to %d bytes", user.MaxName)
 	case isDigits(s):
 		wrong = "want a name that is not all digits, which would be taken for an id"
 	case strings.TrimSpace(s) != s || strings.ContainsFunc(s, unicode.IsControl):
@@ -42,27 +40,25 @@ func (n *userName) UnmarshalText(b []byte) error {
 func (*userName) wants() string { return wantText }
 
 func (*userName) schema() map[string]any {
-	return map[string]any{"type": "string", "minLength": 1, "maxLength": longestName, "pattern": "[^0-9]"}
+	return map[string]any{"type": "string", "minLength": 1, "maxLength": user.MaxName, "pattern": "[^0-9]"}
 }
 
 // userID is a user's durable number.
 type userID uint64
 
-const maxUserID = 1<<53 - 1 // the largest that JSON numbers keep exactly
-
 func (id *userID) UnmarshalText(b []byte) error {
 	n, err := strconv.ParseUint(string(b), 10, 64)
-	if err != nil || !isDigits(string(b)) || b[0] == '0' || n > maxUserID {
+	if err != nil || !isDigits(string(b)) || b[0] == '0' || n > user.MaxID {
 		return fmt.Errorf("id %s: %s", quote(string(b)), id.wants())
 	}
 	*id = userID(n)
 	return nil
 }
 
-func (*userID) wants() string { return fmt.Sprintf("want a number from 1 to %d", uint64(maxUserID)) }
+func (*userID) wants() string { return fmt.Sprintf("want a number from 1 to %d", uint64(user.MaxID)) }
 
 func (*userID) schema() map[string]any {
-	return map[string]any{"type": "integer", "minimum": 1, "maximum": uint64(maxUserID)}
+	return map[string]any{"type": "integer", "minimum": 1, "maximum": uint64(user.MaxID)}
 }
 
 // multiplier is the factor of what is charged.

@@ -101,12 +101,18 @@ func TestSizesAndRatesAreIntegersInJSON(t *testing.T) {
 }
 
 func FuzzUnits(f *testing.F) {
-	for _, s := range []string{"10s", "1.5d", "20Mbit/s", "2500kB/s", "4 MiB", "18446744073709551615", "15250w"} {
+	for _, s := range []string{"10s", "1.5d", "20Mbit/s", "2500kB/s", "4 MiB", "18446744073709551615", "15250w", "0.000001", "999.999999"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		if d, err := ParseDuration(s); err == nil && d < 0 {
 			t.Errorf("%q is negative", s)
+		}
+		if m, err := ParseMultiplier(s); err == nil {
+			exact, ok := new(big.Rat).SetString(s)
+			if !ok || !m.Set || exact.Cmp(big.NewRat(int64(m.Millionths), 1e6)) != 0 {
+				t.Errorf("%q is %+v", s, m)
+			}
 		}
 		size, err := ParseSize(s)
 		if again, sizeErr := ParseSize(fmt.Sprint(uint64(size))); err == nil && (sizeErr != nil || again != size) {

@@ -157,7 +157,7 @@ func periodEnd(r *Reset, u *Usage) time.Time {
 func cleared(u Usage, start time.Time, extra uint64) Usage {
 	return Usage{
 		Extra: extra, Extended: u.Extended, FirstUse: u.FirstUse, LastSeen: u.LastSeen,
-		PeriodStart: start, Generation: u.Generation + 1,
+		PeriodStart: start, Generation: u.Generation + 1, Earlier: u.Lifetime(),
 	}
 }
 

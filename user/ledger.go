@@ -3,6 +3,7 @@ package user
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -43,8 +44,7 @@ type LedgerOptions struct {
 }
 
 const (
-	hour = time.Hour
-	day  = 24 * time.Hour
+	aDay = 24 * time.Hour
 
 	// maxNamed bounds devices and outbounds: the one that was not seen for longest goes.
 	maxNamed = 4096
@@ -69,11 +69,14 @@ const (
 
 // tally is one payer's account.
 type tally struct {
-	usage     Usage // of devices and outbounds Up, Down, FirstUse and LastSeen only
-	moved     Moved // ever
+	dirty     bool  // it is in Ledger.dirty
 	hour, day openSlot
-	dirty     bool // it is in Ledger.dirty
+	usage     Usage // of devices and outbounds Up, Down, FirstUse and LastSeen only
+	lost      Moved // of usage's lifetime, by somebody who made it fall
 }
+
+// moved is everything that was ever counted.
+func (t *tally) moved() Moved { return t.lost.plus(t.usage.Lifetime()) }
 
 type dirtyTally struct {
 	payer Payer
@@ -83,12 +86,12 @@ type dirtyTally struct {
 // NewLedger makes a ledger with what the store has.
 func NewLedger(o LedgerOptions) (*Ledger, error) {
 	if o.Hourly == 0 {
-		o.Hourly = 14 * day
+		o.Hourly = 14 * aDay
 	}
 	if o.Daily == 0 {
-		o.Daily = 400 * day
+		o.Daily = 400 * aDay
 	}
-	if o.Hourly < hour || o.Daily < day {
+	if o.Hourly < time.Hour || o.Daily < aDay {
 		return nil, fmt.Errorf("ledger: hourly %v, daily %v: at least an hour and a day", o.Hourly, o.Daily)
 	}
 	if o.Zone == nil {
@@ -124,21 +127,25 @@ func NewLedger(o LedgerOptions) (*Ledger, error) {
 	return l, nil
 }
 
-// UsageOf is what a user's usage was when it was observed last, also in an earlier run.
-func (l *Ledger) UsageOf(key flow.UserKey) (u Usage, ok bool) {
+// Usage is what a user's usage was when it was observed last, also in an earlier run;
+// zero if it never was.
+func (l *Ledger) Usage(key flow.UserKey) (Usage, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if t := l.users[key]; t != nil {
-		return t.usage, true
+		return t.usage, nil
 	}
-	return Usage{}, false
+	return Usage{}, nil
 }
 
-// Observe says what a user's usage is now.
-func (l *Ledger) Observe(key flow.UserKey, u Usage, now time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.observe(key, &u, l.slots(now))
+// Observe says what usages are now. The usages are read once, during the call.
+func (l *Ledger) Observe(usages iter.Seq2[flow.UserKey, Usage], now time.Time) {
+	at := l.slots(now)
+	for key, u := range usages {
+		l.mu.Lock()
+		l.observe(key, &u, at)
+		l.mu.Unlock()
+	}
 }
 
 func (l *Ledger) observe(key flow.UserKey, u *Usage, at slots) {
@@ -150,7 +157,12 @@ func (l *Ledger) observe(key flow.UserKey, u *Usage, at slots) {
 	if t.usage == *u {
 		return
 	}
-	l.count(Payer{Kind: ForUser, User: key}, t, u.Lifetime().since(t.usage.Lifetime()), at)
+	old, life := t.usage.Lifetime(), u.Lifetime()
+	m := life.since(old)
+	if most := old.plus(m); most != life {
+		t.lost = t.lost.plus(most.since(life))
+	}
+	l.count(Payer{Kind: ForUser, User: key}, t, m, at)
 	t.usage = *u
 }
 
@@ -177,7 +189,6 @@ func (l *Ledger) Add(kind Kind, name string, up, down uint64, now time.Time) {
 
 // count adds what moved to a payer's account and marks that.
 func (l *Ledger) count(p Payer, t *tally, m Moved, at slots) {
-	t.moved = t.moved.plus(m)
 	l.enter(p, &t.hour, store.Hourly, at.hour, m)
 	l.enter(p, &t.day, store.Daily, at.day, m)
 	if !t.dirty {
@@ -221,6 +232,10 @@ func (l *Ledger) drop(p Payer, t *tally) {
 func (l *Ledger) Forget(key flow.UserKey) {
 	l.saving.Lock() // so that no take of it is
 	defer l.saving.Unlock()
+	l.forget(key)
+}
+
+func (l *Ledger) forget(key flow.UserKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.drop(Payer{Kind: ForUser, User: key}, l.users[key])
@@ -273,9 +288,10 @@ func (l *Ledger) changes() (b store.Batch) {
 	}
 	b.Blocks = blocksOf(l.closed)
 	l.closed = nil
-	if cap(l.dirty) > 1024 {
-		l.dirty = nil
+	if n := len(l.dirty); cap(l.dirty) > max(1024, 4*n) {
+		l.dirty = nil // after a rush
 	}
+	clear(l.dirty)
 	l.dirty = l.dirty[:0]
 	return b
 }

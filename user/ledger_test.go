@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"gatewayd/flow"
 	"gatewayd/internal/store"
 
 	"pgregory.net/rapid"
@@ -34,12 +35,16 @@ func mustFlush(t testing.TB, l *Ledger, now time.Time) {
 	}
 }
 
-func everyone(Payer) (string, bool) { return "all", true }
+func observe(l *Ledger, key flow.UserKey, u Usage, now time.Time) {
+	l.Observe(func(yield func(flow.UserKey, Usage) bool) { yield(key, u) }, now)
+}
+
+func allPayers(Payer) (string, bool) { return "all", true }
 
 // seriesTotal is what a series says of all users.
 func seriesTotal(t testing.TB, l *Ledger, step time.Duration, now time.Time) (sum Volume) {
 	t.Helper()
-	got, err := l.Series(Query{To: now.Add(1000 * day), Step: step, Label: func(p Payer) (string, bool) { return "users", p.Kind == ForUser }}, now)
+	got, err := l.Series(Query{To: now.Add(1000 * aDay), Step: step, Label: func(p Payer) (string, bool) { return "users", p.Kind == ForUser }}, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,21 +59,21 @@ func TestUsageIsThereAfterARestart(t *testing.T) {
 	l, s := openLedger(t, dir)
 	want := Usage{
 		Up: 1, Down: 2, ChargedUp: 3, ChargedDown: 4, CarryUp: 5, CarryDown: 6, WireRx: 7, WireTx: 8, Extra: 9, Extended: 10,
-		FirstUse: ledgerStart, LastSeen: ledgerStart.Add(time.Second), PeriodStart: ledgerStart.Add(-day), Generation: 11,
+		FirstUse: ledgerStart, LastSeen: ledgerStart.Add(time.Second), PeriodStart: ledgerStart.Add(-aDay), Generation: 11,
 		Earlier: Moved{12, 13, 14, 15, 16, 17},
 	}
-	l.Observe(1, want, ledgerStart)
-	l.Observe(2, Usage{Up: 1 << 63}, ledgerStart)
+	observe(l, 1, want, ledgerStart)
+	observe(l, 2, Usage{Up: 1 << 63}, ledgerStart)
 	mustFlush(t, l, ledgerStart)
 	s.Close(ledgerStart)
 	l, _ = openLedger(t, dir)
-	if got, ok := l.UsageOf(1); !ok || got != want {
+	if got, _ := l.Usage(1); got != want {
 		t.Errorf("usage %+v, want %+v", got, want)
 	}
-	if got, ok := l.UsageOf(2); !ok || got.Up != 1<<63 {
+	if got, _ := l.Usage(2); got.Up != 1<<63 {
 		t.Errorf("usage %+v", got)
 	}
-	if _, ok := l.UsageOf(3); ok {
+	if got, _ := l.Usage(3); got != (Usage{}) {
 		t.Error("usage of nobody")
 	}
 }
@@ -85,15 +90,15 @@ func TestTrafficIsInTheHourAndTheDayInWhichItMoved(t *testing.T) {
 	for i := range 30 {
 		u.Up++
 		u.ChargedUp += 2
-		l.Observe(1, u, at)
+		observe(l, 1, u, at)
 		l.Add(ForOutbound, "direct", 1, 0, at)
 		if i%3 == 0 {
 			mustFlush(t, l, at)
 		}
-		at = at.Add(hour)
+		at = at.Add(time.Hour)
 	}
 	label := func(p Payer) (string, bool) { return string(p.Kind) + p.Name, true }
-	got, err := l.Series(Query{From: at.Add(-3 * day), To: at, Step: day, Label: label}, at)
+	got, err := l.Series(Query{From: at.Add(-3 * aDay), To: at, Step: aDay, Label: label}, at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,12 +116,12 @@ func TestTrafficIsInTheHourAndTheDayInWhichItMoved(t *testing.T) {
 	if !slices.EqualFunc(got["odirect"], want, samePoint) {
 		t.Errorf("days of the outbound %v, want %v", got["odirect"], want)
 	}
-	got, err = l.Series(Query{From: at.Add(-12*hour - 30*time.Minute), To: at, Step: 6 * hour, Label: everyone}, at)
-	if err != nil || len(got["all"]) != 2 || got["all"][0].Up != 12 || !got["all"][1].Start.Equal(at.Add(-6*hour-30*time.Minute)) {
+	got, err = l.Series(Query{From: at.Add(-12*time.Hour - 30*time.Minute), To: at, Step: 6 * time.Hour, Label: allPayers}, at)
+	if err != nil || len(got["all"]) != 2 || got["all"][0].Up != 12 || !got["all"][1].Start.Equal(at.Add(-6*time.Hour-30*time.Minute)) {
 		t.Errorf("steps of six hours: %v, %v", got, err)
 	}
-	for _, step := range []time.Duration{0, time.Minute, 90 * time.Minute, 30 * hour, -hour} {
-		if _, err := l.Series(Query{From: at, To: at, Step: step, Label: everyone}, at); err == nil {
+	for _, step := range []time.Duration{0, time.Minute, 90 * time.Minute, 30 * time.Hour, -time.Hour} {
+		if _, err := l.Series(Query{From: at, To: at, Step: step, Label: allPayers}, at); err == nil {
 			t.Errorf("step %v is taken", step)
 		}
 	}
@@ -127,21 +132,21 @@ func samePoint(a, b Point) bool { return a.Start.Equal(b.Start) && a.Volume == b
 func TestAUserThatIsForgottenBeginsAnew(t *testing.T) {
 	dir := t.TempDir()
 	l, s := openLedger(t, dir)
-	l.Observe(1, Usage{Up: 5}, ledgerStart)
+	observe(l, 1, Usage{Up: 5}, ledgerStart)
 	if _, err := l.Take(ledgerStart, 1); err != nil {
 		t.Fatal(err)
 	}
 	l.Forget(1)
 	mustFlush(t, l, ledgerStart)
-	if got := seriesTotal(t, l, hour, ledgerStart); got.Up != 5 {
+	if got := seriesTotal(t, l, time.Hour, ledgerStart); got.Up != 5 {
 		t.Errorf("the series lost what moved: %v", got)
 	}
 	s.Close(ledgerStart)
 	l, _ = openLedger(t, dir)
-	if _, ok := l.UsageOf(1); ok {
+	if got, _ := l.Usage(1); got != (Usage{}) {
 		t.Error("usage is still there")
 	}
-	l.Observe(1, Usage{Up: 2}, ledgerStart)
+	observe(l, 1, Usage{Up: 2}, ledgerStart)
 	if got, err := l.Take(ledgerStart, 1); err != nil || len(got) != 1 || got[0].Up != 2 || got[0].Sequence != 1 {
 		t.Errorf("take %v, %v", got, err)
 	}
@@ -162,15 +167,15 @@ func TestDevicesAreBoundedAndTheLongestUnseenGoes(t *testing.T) {
 
 func TestWhatIsOldIsDeleted(t *testing.T) {
 	l, s := openLedger(t, t.TempDir())
-	l.opt.Hourly, l.opt.Daily = 2*day, 40*day
+	l.opt.Hourly, l.opt.Daily = 2*aDay, 40*aDay
 	var u Usage
 	at := ledgerStart
 	for range 100 {
 		u.Down += 7
-		l.Observe(1, u, at)
+		observe(l, 1, u, at)
 		l.Add(ForDevice, "old", 1, 1, ledgerStart)
 		mustFlush(t, l, at)
-		at = at.Add(day)
+		at = at.Add(aDay)
 	}
 	mustFlush(t, l, at)
 	count := func(series store.Series) (n int) {
@@ -189,7 +194,7 @@ func TestWhatIsOldIsDeleted(t *testing.T) {
 	if len(l.named) != 0 {
 		t.Errorf("%d devices", len(l.named))
 	}
-	if got := seriesTotal(t, l, day, at); got.Down != 39*7 {
+	if got := seriesTotal(t, l, aDay, at); got.Down != 39*7 {
 		t.Errorf("the series has %v, want 39 days", got)
 	}
 }
@@ -206,7 +211,7 @@ func TestEveryByteIsCountedOnceOverAnyCrash(t *testing.T) {
 		var billed Moved      // acknowledged
 		var last Taken        // given out last
 		bill := make(map[uint64]Moved)
-		l.opt.Hourly, l.opt.Daily = 1000*day, 10000*day
+		l.opt.Hourly, l.opt.Daily = 1000*aDay, 10000*aDay
 		crash := func() {
 			copied := t.TempDir()
 			if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
@@ -215,7 +220,7 @@ func TestEveryByteIsCountedOnceOverAnyCrash(t *testing.T) {
 			s.Close(now)
 			dir = copied
 			l, s = openLedger(t, dir)
-			l.opt.Hourly, l.opt.Daily = 1000*day, 10000*day
+			l.opt.Hourly, l.opt.Daily = 1000*aDay, 10000*aDay
 			usage = kept
 		}
 		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
@@ -223,18 +228,18 @@ func TestEveryByteIsCountedOnceOverAnyCrash(t *testing.T) {
 			case 0:
 				crash()
 			case 1:
-				now = now.Add(time.Duration(rapid.Int64Range(-30, 60).Draw(rt, "hours")) * hour)
+				now = now.Add(time.Duration(rapid.Int64Range(-30, 60).Draw(rt, "hours")) * time.Hour)
 			case 2: // a reset
 				usage = Usage{Generation: usage.Generation + 1, Earlier: usage.Lifetime()}
 			case 3, 4:
 				mustFlush(t, l, now)
-				kept, _ = l.UsageOf(1)
+				kept, _ = l.Usage(1)
 			case 5:
 				got, err := l.Take(now, 1)
 				if err != nil {
 					rt.Fatal(err)
 				}
-				kept, _ = l.UsageOf(1)
+				kept, _ = l.Usage(1)
 				if len(got) == 0 || got[0].Sequence == 0 {
 					break
 				}
@@ -262,13 +267,13 @@ func TestEveryByteIsCountedOnceOverAnyCrash(t *testing.T) {
 				usage.Down += 2 * n
 				usage.ChargedDown += 3 * n
 				usage.WireRx += n
-				l.Observe(1, usage, now)
+				observe(l, 1, usage, now)
 			}
 		}
-		l.Observe(1, usage, now)
+		observe(l, 1, usage, now)
 		all := usage.Lifetime()
-		for _, step := range []time.Duration{hour, day} {
-			got, err := l.Series(Query{From: now.Add(-1000 * day), To: now.Add(1000 * day), Step: step, Label: everyone}, now)
+		for _, step := range []time.Duration{time.Hour, aDay} {
+			got, err := l.Series(Query{From: now.Add(-1000 * aDay), To: now.Add(1000 * aDay), Step: step, Label: allPayers}, now)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -304,7 +309,7 @@ func TestEveryByteIsCountedOnceOverAnyCrash(t *testing.T) {
 
 func TestAnAcknowledgementOfAnotherTakeIsRefused(t *testing.T) {
 	l, _ := openLedger(t, t.TempDir())
-	l.Observe(1, Usage{Up: 5}, ledgerStart)
+	observe(l, 1, Usage{Up: 5}, ledgerStart)
 	got, err := l.Take(ledgerStart, 1, 2)
 	if err != nil || len(got) != 1 || got[0].Sequence != 1 || got[0].Up != 5 {
 		t.Fatal(got, err)
@@ -314,24 +319,24 @@ func TestAnAcknowledgementOfAnotherTakeIsRefused(t *testing.T) {
 			t.Errorf("take %d is acknowledged", seq)
 		}
 	}
-	if err := l.Ack(1, 1, ledgerStart.Add(hour)); err != nil {
+	if err := l.Ack(1, 1, ledgerStart.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if got, err = l.Take(ledgerStart.Add(2*hour), 1); err != nil || got[0].Sequence != 0 || got[0].Moved != (Moved{}) || !got[0].From.Equal(ledgerStart) {
+	if got, err = l.Take(ledgerStart.Add(2*time.Hour), 1); err != nil || got[0].Sequence != 0 || got[0].Moved != (Moved{}) || !got[0].From.Equal(ledgerStart) {
 		t.Errorf("take of nothing: %+v, %v", got, err)
 	}
 }
 
 func TestWithoutADiskNothingIsBilled(t *testing.T) {
 	l, _ := openLedger(t, "")
-	l.Observe(1, Usage{Up: 5}, ledgerStart)
+	observe(l, 1, Usage{Up: 5}, ledgerStart)
 	if got, err := l.Take(ledgerStart, 1); err == nil {
 		t.Errorf("took %v", got)
 	}
 	if err := l.Flush(ledgerStart); err == nil {
 		t.Error("a commit without a disk succeeds")
 	}
-	if got := seriesTotal(t, l, hour, ledgerStart); got.Up != 5 {
+	if got := seriesTotal(t, l, time.Hour, ledgerStart); got.Up != 5 {
 		t.Errorf("series %v", got)
 	}
 }
@@ -339,13 +344,13 @@ func TestWithoutADiskNothingIsBilled(t *testing.T) {
 func TestAResetThatForgetsWhatWasEarlierMakesNothingFall(t *testing.T) {
 	dir := t.TempDir()
 	l, s := openLedger(t, dir)
-	l.Observe(1, Usage{Up: 100}, ledgerStart)
-	l.Observe(1, Usage{Up: 0, Generation: 1}, ledgerStart)
-	l.Observe(1, Usage{Up: 5, Generation: 1}, ledgerStart)
+	observe(l, 1, Usage{Up: 100}, ledgerStart)
+	observe(l, 1, Usage{Up: 0, Generation: 1}, ledgerStart)
+	observe(l, 1, Usage{Up: 5, Generation: 1}, ledgerStart)
 	mustFlush(t, l, ledgerStart)
 	s.Close(ledgerStart)
 	l, _ = openLedger(t, dir)
-	if got := seriesTotal(t, l, day, ledgerStart); got.Up != 105 {
+	if got := seriesTotal(t, l, aDay, ledgerStart); got.Up != 105 {
 		t.Errorf("series %v", got)
 	}
 	if got, err := l.Take(ledgerStart, 1); err != nil || got[0].Up != 105 {

@@ -48,8 +48,7 @@ func (t *tally) encode(b []byte) []byte {
 	for _, o := range []openSlot{t.hour, t.day} {
 		b = appendUints(binary.AppendVarint(b, o.slot), o.Up, o.Down, o.ChargedUp, o.ChargedDown)
 	}
-	// Usually nothing: all that the ledger counted is the usage's lifetime.
-	return t.moved.since(u.Lifetime()).encode(b)
+	return t.lost.encode(b)
 }
 
 func (t *take) encode(b []byte) []byte {
@@ -132,7 +131,7 @@ func decodeTally(b []byte) (*tally, error) {
 	u.Earlier = n.moved()
 	t.hour = openSlot{n.int(), n.volume()}
 	t.day = openSlot{n.int(), n.volume()}
-	t.moved = u.Lifetime().plus(n.moved())
+	t.lost = n.moved()
 	if n.bad {
 		return nil, errBadRecord
 	}

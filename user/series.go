@@ -121,9 +121,9 @@ type Query struct {
 // those in which nothing moved. Damaged files are left out, and told in the error
 // beside the rest. It reads the disk, and waits for a commit that is under way.
 func (l *Ledger) Series(q Query, now time.Time) (map[string][]Point, error) {
-	series, slot, keep := store.Hourly, hour, l.opt.Hourly
-	if q.Step >= day {
-		series, slot, keep = store.Daily, day, l.opt.Daily
+	series, slot, keep := store.Hourly, time.Hour, l.opt.Hourly
+	if q.Step >= aDay {
+		series, slot, keep = store.Daily, aDay, l.opt.Daily
 	}
 	if q.Step < slot || q.Step%slot != 0 {
 		return nil, fmt.Errorf("step %v: want whole hours below a day, or whole days", q.Step)

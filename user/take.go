@@ -65,7 +65,7 @@ func (l *Ledger) nextTakes(now time.Time, keys []flow.UserKey) (next map[flow.Us
 			continue
 		}
 		s := l.takes[key]
-		if moved := t.moved.since(s.acked); !s.open && moved != (Moved{}) {
+		if moved := t.moved().since(s.acked); !s.open && moved != (Moved{}) {
 			s.seq++
 			s.open, s.to, s.moved = true, now.Truncate(time.Millisecond).UTC(), moved
 			next[key] = s
@@ -83,19 +83,27 @@ func (l *Ledger) nextTakes(now time.Time, keys []flow.UserKey) (next map[flow.Us
 // acknowledge it again does nothing; ErrSequence for any other. It is on disk when Ack
 // returns nil. It waits for the disk.
 func (l *Ledger) Ack(key flow.UserKey, sequence uint64, now time.Time) error {
+	return l.AckAll([]Taken{{User: key, Sequence: sequence}}, now)
+}
+
+// AckAll acknowledges takes, by User and Sequence, all or none of them.
+func (l *Ledger) AckAll(taken []Taken, now time.Time) error {
 	l.saving.Lock()
 	defer l.saving.Unlock()
+	next := make(map[flow.UserKey]take, len(taken))
 	l.mu.Lock()
-	s := l.takes[key]
-	l.mu.Unlock()
-	switch {
-	case sequence == 0 || sequence != s.seq:
-		return fmt.Errorf("take %d of user %d: %w, which is %d", sequence, key, ErrSequence, s.seq)
-	case !s.open:
-		return nil
+	for _, k := range taken {
+		s := l.takes[k.User]
+		if k.Sequence == 0 || k.Sequence != s.seq {
+			l.mu.Unlock()
+			return fmt.Errorf("take %d of user %d: %w, which is %d", k.Sequence, k.User, ErrSequence, s.seq)
+		}
+		if s.open {
+			next[k.User] = take{seq: s.seq, acked: s.acked.plus(s.moved), from: s.to}
+		}
 	}
-	acked := take{seq: s.seq, acked: s.acked.plus(s.moved), from: s.to}
-	return l.saveTakes(map[flow.UserKey]take{key: acked}, now)
+	l.mu.Unlock()
+	return l.saveTakes(next, now)
 }
 
 // saveTakes makes takes hold, on disk and then in memory.

@@ -92,7 +92,7 @@ const (
 	lastPause  = 5 * time.Minute
 
 	// stampEvery is how long nothing is written where nothing changed: for LastCommit.
-	stampEvery = time.Hour
+	stampEvery = 10 * time.Minute
 
 	// maxPending bounds the rows, in bytes, that wait in memory for a disk that takes none.
 	maxPending = 16 << 20

@@ -41,11 +41,12 @@ var layers = map[string][]string{
 	"internal/api":     {"internal/config", "track", "user", "route"},
 	"internal/client":  {"internal/api"},
 	"internal/flowlog": {"track"},
+	"internal/webhook": {},
 	// 4
 	"internal/gateway": {
 		"internal/hostnet", "internal/store", "route/match", "netstack", "track", "user", "route", "outbound",
 		"dns", "fanout", "tun", "tun/divert", "wg", "internal/config", "internal/api",
-		"internal/device", "internal/flowlog",
+		"internal/device", "internal/flowlog", "internal/webhook",
 	},
 	// 5
 	"cmd/gatewayd": {

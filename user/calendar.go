@@ -153,10 +153,11 @@ func periodEnd(r *Reset, u *Usage) time.Time {
 	return r.next(u.PeriodStart)
 }
 
-// cleared is the usage after a reset: what is not of the period stays.
+// cleared is the usage after a reset: what is not of the period stays, fractions of a
+// byte that are still to be charged, too.
 func cleared(u Usage, start time.Time, extra uint64) Usage {
 	return Usage{
-		Extra: extra, Extended: u.Extended, FirstUse: u.FirstUse, LastSeen: u.LastSeen,
+		CarryUp: u.CarryUp, CarryDown: u.CarryDown, Extra: extra, Extended: u.Extended, FirstUse: u.FirstUse, LastSeen: u.LastSeen,
 		PeriodStart: start, Generation: u.Generation + 1, Earlier: u.Lifetime(),
 	}
 }

@@ -23,9 +23,9 @@ type clock struct {
 }
 
 // wall is the later of the clock and of the last commit, and whether the clock is
-// plausible.
+// plausible. It has no monotonic reading.
 func (c *clock) wall() (t time.Time, plausible bool) {
-	return wall(c.now(), time.Unix(0, c.committed.Load()))
+	return wall(c.now().Round(0), time.Unix(0, c.committed.Load()))
 }
 
 func wall(now, committed time.Time) (t time.Time, plausible bool) {

@@ -113,9 +113,6 @@ func (u *Users) open(e *entry) *account {
 	made := e.account.Load() == nil
 	if made {
 		limits, usage := e.limits(), e.idleLocked()
-		if now, plausible := u.clock.wall(); plausible && usage.PeriodStart.IsZero() {
-			usage.PeriodStart = now
-		}
 		e.account.Store(newAccount(&u.common, e.key, e.def.Load().name, usage, u.policies.of(policyOf(&limits, &usage))))
 		e.idle = nil
 	}

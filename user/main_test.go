@@ -13,10 +13,18 @@ import (
 	"gatewayd/flow"
 )
 
+// tester is what testing.T and rapid.T have in common.
+type tester interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newUsers makes a registry; Run is not called.
-func newUsers(t testing.TB, o Options) *Users {
+func newUsers(t tester, o Options) *Users {
 	t.Helper()
 	u, err := New(o)
 	if err != nil {
@@ -26,7 +34,7 @@ func newUsers(t testing.TB, o Options) *Users {
 }
 
 // apply makes a configuration hold.
-func apply(t testing.TB, u *Users, groups []Group, specs []Spec) {
+func apply(t tester, u *Users, groups []Group, specs []Spec) {
 	t.Helper()
 	c, err := u.Prepare(groups, specs)
 	if err != nil {
@@ -35,7 +43,7 @@ func apply(t testing.TB, u *Users, groups []Group, specs []Spec) {
 	c.Commit()
 }
 
-func put(t testing.TB, u *Users, s Spec) flow.UserKey {
+func put(t tester, u *Users, s Spec) flow.UserKey {
 	t.Helper()
 	if err := u.Put(s); err != nil {
 		t.Fatal(err)
@@ -43,7 +51,7 @@ func put(t testing.TB, u *Users, s Spec) flow.UserKey {
 	return get(t, u, s.Name).ID
 }
 
-func get(t testing.TB, u *Users, name string) View {
+func get(t tester, u *Users, name string) View {
 	t.Helper()
 	v, err := u.Get(name)
 	if err != nil {
@@ -59,7 +67,7 @@ type flowOf struct {
 	ended error
 }
 
-func admit(t testing.TB, u *Users, key flow.UserKey) *flowOf {
+func admit(t tester, u *Users, key flow.UserKey) *flowOf {
 	t.Helper()
 	l, err := u.Admit(key, client(1))
 	if err != nil {
@@ -100,7 +108,7 @@ func client(n int) Subject {
 	return Subject{Source: a, Inbound: "lan", Client: netip.AddrPortFrom(a, 5000)}
 }
 
-func refusedAs(t testing.TB, err error, want Refusal) {
+func refusedAs(t tester, err error, want Refusal) {
 	t.Helper()
 	var r Refusal
 	if !errors.As(err, &r) || r != want {
@@ -108,7 +116,7 @@ func refusedAs(t testing.TB, err error, want Refusal) {
 	}
 }
 
-func isNot(t testing.TB, err, want error) {
+func isNot(t tester, err, want error) {
 	t.Helper()
 	if !errors.Is(err, want) {
 		t.Errorf("got error %v, want %v", err, want)
@@ -116,7 +124,7 @@ func isNot(t testing.TB, err, want error) {
 }
 
 // at reads a time as people write it.
-func at(t testing.TB, zone *time.Location, s string) time.Time {
+func at(t tester, zone *time.Location, s string) time.Time {
 	t.Helper()
 	for _, layout := range []string{"2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02"} {
 		if v, err := time.ParseInLocation(layout, s, zone); err == nil {
@@ -127,7 +135,7 @@ func at(t testing.TB, zone *time.Location, s string) time.Time {
 	return time.Time{}
 }
 
-func zone(t testing.TB, name string) *time.Location {
+func zone(t tester, name string) *time.Location {
 	t.Helper()
 	z, err := time.LoadLocation(name)
 	if err != nil {

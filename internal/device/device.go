@@ -101,6 +101,8 @@ type answer struct {
 // no lock, waits for nobody, and allocates nothing for an address that is known, with
 // a MAC or without. One that is not is named by itself; Run then asks the kernel
 // about it, within a rate, and remembers it, so that a later answer may be better.
+// Link-local IPv6 addresses are no sources of routed traffic: they are listed with
+// their device, and named by themselves here.
 func (t *Table) Lookup(a netip.Addr) flow.Device {
 	k := keyOf(a) // whatever the form of a
 	h := t.hash(k)

@@ -73,13 +73,13 @@ func TestChangesAreTold(t *testing.T) {
 		gen := b.Gen()
 		expect := func(what string, want ...Change) {
 			t.Helper()
-			if diff := cmp.Diff(want, b.told, sameAddr); diff != "" {
+			if diff := cmp.Diff(want, b.changes(), sameAddr); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", what, diff)
 			}
 			if moved := b.Gen() != gen; moved != (len(want) > 0) {
 				t.Errorf("%s: generation moved %v", what, moved)
 			}
-			b.told, gen = nil, b.Gen()
+			gen = b.Gen()
 		}
 		b.hear(a, macA)
 		expect("an address appears", Change{device(a, "", ""), device(a, macA, "")})
@@ -115,8 +115,8 @@ func TestAnUnknownAddressIsItselfAndAskedForOnce(t *testing.T) {
 		b.want(late, late, "") // its news are still under way
 		b.pass(0)
 		b.want(late, "mac:"+macA, "")
-		if len(b.told) != 1 {
-			t.Errorf("told %+v", b.told)
+		if told := b.changes(); len(told) != 1 {
+			t.Errorf("told %+v", told)
 		}
 		for _, a := range []string{"fe80::1", "127.0.0.1", "224.0.0.1", "::"} {
 			b.want(a, a, "")
@@ -130,13 +130,10 @@ func TestAnUnknownAddressIsItselfAndAskedForOnce(t *testing.T) {
 
 func TestUnknownSourcesAreAskedAboutWithinARate(t *testing.T) {
 	inBubble(t, func(b *bench) {
-		flood := func() {
-			for i := range 10 * lookups {
-				b.Lookup(netip.AddrFrom4([4]byte{10, byte(len(b.f.asked)), byte(i >> 8), byte(i)}))
-			}
-		}
 		for second := 1; second <= 3; second++ {
-			flood()
+			for i := range 10 * lookups {
+				b.Lookup(netip.AddrFrom4([4]byte{10, byte(second), byte(i >> 8), byte(i)}))
+			}
 			b.pass(time.Second)
 			if n := len(b.f.asked); n > second*lookups || n < second*lookups/2 {
 				t.Fatalf("asked %d times within %d s", n, second)
@@ -185,6 +182,18 @@ func TestALeaseTellsMACAndHostOfAllAddresses(t *testing.T) {
 		if all := b.All(); len(all) != 1 || all[0].Name != "mac:"+macB || all[0].Host != "" {
 			t.Errorf("after the leases ended: %+v", all)
 		}
+	})
+}
+
+func TestOfTwoLeasesTheOneThatEndsLastNamesTheDevice(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		mac, now := strings.ReplaceAll(macA, ":", ""), time.Now().Unix()
+		b.hear("fd00::20", macA)
+		b.lease(fmt.Sprintf("# lan %s ipv4 new %d 0 32 192.168.1.20/32\n# lan %s ipv4 old %d 0 32 192.168.2.20/32\n", mac, now+7200, mac, now+3600))
+		b.want("192.168.2.20", "mac:"+macA, "old")
+		b.want("fd00::20", "mac:"+macA, "new")
+		b.lease(fmt.Sprintf("# lan %s ipv4 new %d 0 32 192.168.1.20/32\n# lan %s ipv4 forever -1 0 32 192.168.2.20/32\n", mac, now+7200, mac))
+		b.want("fd00::20", "mac:"+macA, "forever")
 	})
 }
 

@@ -63,7 +63,18 @@ type bench struct {
 	t      *testing.T
 	f      *fake
 	leases string
-	told   []Change
+
+	mu   sync.Mutex
+	told []Change
+}
+
+// changes are what was told since the last call.
+func (b *bench) changes() []Change {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	told := b.told
+	b.told = nil
+	return told
 }
 
 func inBubble(t *testing.T, body func(b *bench)) {
@@ -74,7 +85,11 @@ func inBubble(t *testing.T, body func(b *bench)) {
 		b := &bench{t: t, f: f, leases: path}
 		b.Table = newTable(Options{
 			Leases: []string{path}, Log: slog.New(slog.DiscardHandler),
-			Changed: func(c Change) { b.told = append(b.told, c) },
+			Changed: func(c Change) {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				b.told = append(b.told, c)
+			},
 		}, f)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)

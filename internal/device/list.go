@@ -12,7 +12,7 @@ type Entry struct {
 	Name  string       // as flow.Device's
 	MAC   string       // empty: not visible
 	Host  string       // empty: unknown
-	Addrs []netip.Addr // IPv4 first, then IPv6, of these link-local ones last; without zones
+	Addrs []netip.Addr // sorted, IPv4 first; without zones
 	Link  string       // name of the interface that it was last heard on; empty: unknown
 	First time.Time    // heard of, since the start
 	Seen  time.Time    // heard of last, or source of a flow last
@@ -48,9 +48,7 @@ func (t *Table) All() []Entry {
 // at begin.
 func entryOf(records []*record, links map[int]string, begin time.Time) Entry {
 	at := func(sec uint32) time.Time { return begin.Add(time.Duration(sec) * time.Second) }
-	slices.SortFunc(records, func(a, b *record) int {
-		return cmp.Or(cmp.Compare(rank(a.addr), rank(b.addr)), a.addr.Compare(b.addr))
-	})
+	slices.SortFunc(records, func(a, b *record) int { return a.addr.Compare(b.addr) })
 	dev := records[0].said.dev
 	e := Entry{Name: dev.Name, MAC: dev.MAC}
 	first, seen, used, heard := records[0].first, uint32(0), uint32(0), uint32(0)
@@ -70,14 +68,4 @@ func entryOf(records []*record, links map[int]string, begin time.Time) Entry {
 		e.Used = at(used - 1)
 	}
 	return e
-}
-
-func rank(a netip.Addr) int {
-	switch {
-	case a.Is4():
-		return 0
-	case a.IsLinkLocalUnicast():
-		return 2
-	}
-	return 1
 }

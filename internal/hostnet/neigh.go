@@ -48,18 +48,14 @@ func neighbourOf(b []byte) (n Neighbour, ok bool) {
 	if family != unix.AF_INET && family != unix.AF_INET6 || flags&ntfProxy != 0 || state&unix.NUD_NOARP != 0 {
 		return n, false
 	}
-	attrs, err := nl.ParseRouteAttr(b[sizeofNdmsg:])
-	if err != nil {
-		return n, false
-	}
 	n.Index = int(int32(nl.NativeEndian().Uint32(b[4:])))
 	n.Confirmed = state&unix.NUD_REACHABLE != 0
-	for _, a := range attrs {
+	for kind, value := range attributes(b[sizeofNdmsg:]) {
 		switch {
-		case a.Attr.Type == ndaDst:
-			n.Addr, _ = netip.AddrFromSlice(a.Value)
-		case a.Attr.Type == ndaLladdr && len(a.Value) == len(n.MAC) && state&valid != 0:
-			n.MAC = MAC(a.Value)
+		case kind == ndaDst:
+			n.Addr, _ = netip.AddrFromSlice(value)
+		case kind == ndaLladdr && len(value) == len(n.MAC) && state&valid != 0:
+			n.MAC = MAC(value)
 		}
 	}
 	return n, n.Addr.IsValid() && n.Addr.Is4() == (family == unix.AF_INET)

@@ -83,11 +83,11 @@ func client(t *testing.T) *hostnettest.Host {
 	return h
 }
 
-// ping has a host send as soon as it can: an IPv6 address is usable some time after
-// it was added.
-func ping(t *testing.T, h *hostnettest.Host, to string) {
+// ping has the client send from an address as soon as it can: one of IPv6 is usable
+// some time after it was added.
+func ping(t *testing.T, h *hostnettest.Host, from, to string) {
 	t.Helper()
-	eventually(t, "a ping to "+to, func() bool { return h.Try("ping -c 1 -W 1 "+to) == nil })
+	eventually(t, "a ping from "+from, func() bool { return h.Try("ping -c 1 -W 1 -I "+from+" "+to) == nil })
 }
 
 func TestNeighboursAreTold(t *testing.T) {
@@ -95,8 +95,8 @@ func TestNeighboursAreTold(t *testing.T) {
 	hostnettest.IP(t, "neigh add 10.1.2.77 lladdr 02:00:5e:00:53:77 dev d0")
 	m := watchNeighbours(t)
 	eventually(t, "a neighbour that was there before", func() bool { return m.macOf("10.1.2.77") == "02:00:5e:00:53:77" })
-	ping(t, h, "10.1.2.1")
-	ping(t, h, "fd00:1::1")
+	ping(t, h, "10.1.2.9", "10.1.2.1")
+	ping(t, h, "fd00:1::9", "fd00:1::1")
 	for _, a := range []string{"10.1.2.9", "fd00:1::9"} {
 		eventually(t, a+" is told", func() bool { return m.macOf(a) == clientMAC })
 	}
@@ -134,8 +134,8 @@ func TestNeighboursThatWereLostAreToldAgain(t *testing.T) {
 
 func TestOneNeighbourIsAskedFor(t *testing.T) {
 	h := client(t)
-	ping(t, h, "10.1.2.1")
-	ping(t, h, "fd00:1::1")
+	ping(t, h, "10.1.2.9", "10.1.2.1")
+	ping(t, h, "fd00:1::9", "fd00:1::1")
 	hostnettest.IP(t, "route add 10.44.0.0/16 via 10.1.2.9")
 	index := find(t, "d0").Index
 	for addr, want := range map[string]struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"syscall"
 	"time"
@@ -72,19 +73,30 @@ func newAddress(m *syscall.NetlinkMessage) (p netip.Prefix, ok bool) {
 	if m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 		return p, false
 	}
-	attrs, err := nl.ParseRouteAttr(m.Data[unix.SizeofIfAddrmsg:])
-	if err != nil {
-		return p, false
-	}
 	var a netip.Addr
-	for _, attr := range attrs {
-		local := attr.Attr.Type == unix.IFA_LOCAL
-		if local || attr.Attr.Type == unix.IFA_ADDRESS && !a.IsValid() {
-			a, _ = netip.AddrFromSlice(attr.Value)
+	for kind, value := range attributes(m.Data[unix.SizeofIfAddrmsg:]) {
+		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !a.IsValid() {
+			a, _ = netip.AddrFromSlice(value)
 		}
 	}
 	p = netip.PrefixFrom(a, int(m.Data[1])) // ifa_prefixlen
 	return p, p.IsValid()
+}
+
+// attributes are the kinds and values of a message's route attributes. One that does
+// not fit ends them.
+func attributes(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		native := nl.NativeEndian()
+		for len(b) >= unix.SizeofRtAttr {
+			n := int(native.Uint16(b))
+			if n < unix.SizeofRtAttr || n > len(b) || !yield(native.Uint16(b[2:]), b[unix.SizeofRtAttr:n]) {
+				return
+			}
+			const align = unix.RTA_ALIGNTO
+			b = b[min((n+align-1)/align*align, len(b)):]
+		}
+	}
 }
 
 // tell calls changed for events until ctx ends, or the listener failed.

@@ -219,10 +219,10 @@ func (l *Lease) Took(d flow.Dir, n int) {
 	if n > 0 && !l.subject.Free {
 		a.use()
 	}
-	granted := int(w.granted.Swap(0))
-	if granted == 0 {
+	if w.granted.Load() == 0 {
 		return
 	}
+	granted := int(w.granted.Swap(0))
 	a.mu.Lock()
 	a.returnLocked(l, d, granted-n)
 	a.unlockQuietly()
@@ -246,7 +246,7 @@ func (l *Lease) Moved(d flow.Dir, n int) {
 
 // unlockQuietly releases the lock; the clock is asked only if somebody waits.
 func (a *account) unlockQuietly() {
-	if a.lines == [2]line{} && a.spaceLocked() && !a.later.crossed {
+	if a.lines == [2]line{} && !(a.reached && a.policy.block) && !a.later.crossed {
 		a.mu.Unlock()
 		return
 	}

@@ -69,7 +69,7 @@ const (
 
 // tally is one payer's account.
 type tally struct {
-	dirty     bool  // it is in Ledger.dirty
+	dirty     bool // it is in Ledger.dirty
 	hour, day openSlot
 	usage     Usage // of devices and outbounds Up, Down, FirstUse and LastSeen only
 	lost      Moved // of usage's lifetime, by somebody who made it fall

@@ -35,11 +35,13 @@ func (a *account) nextLocked() *way {
 	return nil
 }
 
-// pumpLocked gives a way its turn. It lets go of the lock, and tells who may go then,
-// while it sends; what is left of the queue waits for another turn behind the others.
+// pumpLocked sends what may go of a way whose turn it is, without the lock. The way
+// keeps its turn while it earns what its datagrams cost, one after the other, until
+// those are as many bytes as a stream may move; then it waits behind the others.
 func (a *account) pumpLocked(now int64, w *way) int64 {
+	w.state = called
 	batch, bytes := a.cutLocked(w)
-	a.leaveLocked(w)
+	w.spent += bytes
 	a.reserveLocked(w.lease, w.dir, bytes)
 	a.pumping, w.busy = true, true
 	a.unlock(now)
@@ -50,20 +52,36 @@ func (a *account) pumpLocked(now int64, w *way) int64 {
 	clear(batch)
 	a.batch = batch[:0]
 	a.finishLocked(w, bytes, moved)
-	switch {
-	case w.lease.index < 0 || w.lease.cause != nil:
+	if w.lease.index < 0 || w.lease.cause != nil {
 		a.discardLocked(w)
-	case len(w.queue) > 0:
+		return now
+	}
+	if len(w.queue) > 0 && w.spent+firstBytes(&w.queue[0]) <= a.turn[w.dir] {
+		w.state = waits
+		return now
+	}
+	a.leaveLocked(w)
+	w.spent = 0
+	if len(w.queue) > 0 {
 		a.joinLocked(w)
-	case a.policy.unlimited():
+	} else if a.policy.unlimited() {
 		a.modeLocked(w.lease)
 	}
 	return now
 }
 
+// firstBytes is the size of a train's first datagram.
+func firstBytes(tr *flow.Train) int {
+	if tr.Count() > 1 {
+		return tr.Segment
+	}
+	return len(tr.Payload)
+}
+
 // cutLocked takes one turn's datagrams from a queue, and tells their bytes.
 func (a *account) cutLocked(w *way) ([]flow.Train, int) {
 	g := a.grantLocked(w.dir)
+	g.turn -= w.spent
 	batch := a.batch[:0]
 	for len(w.queue) > 0 {
 		tr := &w.queue[0]

@@ -41,7 +41,8 @@ type datagrams struct {
 	out   func(ts []flow.Train) (taken, moved int, err error)
 	owner Owner
 	queue []flow.Train // payloads are copies
-	busy  bool         // a turn is under way
+	busy  bool         // some of it is being sent
+	spent int          // bytes of the turn that it has
 	piece [1]flow.Train
 }
 
@@ -149,8 +150,10 @@ func (a *account) carrySomeLocked(w *way, ts []flow.Train) (taken, moved int, er
 	a.reserveLocked(w.lease, w.dir, g.bytes)
 	a.mu.Unlock()
 	taken, moved, err = w.out(out)
-	a.earnLocked(a.relock())
+	now := a.relock()
+	a.earnLocked(now)
 	a.finishLocked(w, g.bytes, moved)
+	a.endSpentLocked(now)
 	w.piece[0] = flow.Train{}
 	if len(rest.Payload) > 0 && err == nil {
 		a.enqueueLocked(w, rest)

@@ -108,7 +108,10 @@ var scarcities = []syscall.Errno{
 // DropOf is what something is counted as that was given up for err; otherwise is
 // its cause where err tells no better one.
 func DropOf(err error, otherwise Drop) Drop {
+	var r *Refusal
 	switch {
+	case errors.As(err, &r) && r.Drop != 0:
+		return r.Drop
 	case errors.Is(err, ErrLimit):
 		return DropFlowLimit
 	case Scarce(err):
@@ -135,6 +138,7 @@ const (
 type Refusal struct {
 	Verdict Verdict
 	Text    string
+	Drop    Drop // what it is counted as; 0: as who counts it thinks
 }
 
 // Error is the refusal's text.

@@ -90,3 +90,14 @@ func (s DeviceSet) String() string {
 	}
 	return s.Prefix.String()
 }
+
+// Has tells whether d is one of the set.
+func (s DeviceSet) Has(d Device) bool {
+	switch {
+	case s.MAC != "":
+		return s.MAC == d.MAC
+	case s.Host != "":
+		return s.Host == d.Host
+	}
+	return s.Prefix.Contains(d.Addr.Unmap())
+}

@@ -33,12 +33,13 @@ const (
 	DropHandshake                   // an acknowledgement that does not know what it acknowledges, as of a forged source
 	DropMemory                      // a new connection or association while memory is short
 	DropPaced                       // a datagram that waits for its user's rate or traffic: the queue was full, or its flow ended
+	DropUser                        // its user is refused: unknown, disabled, expired, or at a limit
 	NumDrops                        // how many causes there are
 )
 
 var dropNames = [NumDrops]string{
 	"malformed", "checksum", "fragment", "protocol", "multicast", "source", "self", "blocked",
-	"syn_limit", "flow_limit", "queue_full", "open_failed", "send_failed", "filter", "too_big", "device_write", "port_zero", "ttl", "icmp_limit", "syn_rate", "open_rate", "resources", "handshake", "memory", "paced",
+	"syn_limit", "flow_limit", "queue_full", "open_failed", "send_failed", "filter", "too_big", "device_write", "port_zero", "ttl", "icmp_limit", "syn_rate", "open_rate", "resources", "handshake", "memory", "paced", "user",
 }
 
 // String is the cause's name in status and metrics.

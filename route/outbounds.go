@@ -247,6 +247,16 @@ func (o *Outbounds) stopTimerLocked(v *Version) {
 	v.timer = nil
 }
 
+// Find is the current version of a tag.
+func (o *Outbounds) Find(tag string) (*Version, bool) {
+	for _, v := range o.Current() {
+		if v.tag == tag {
+			return v, true
+		}
+	}
+	return nil, false
+}
+
 // Current is the versions of the newest apply, in the order of its definitions.
 func (o *Outbounds) Current() []*Version {
 	o.locked.Lock()

@@ -79,9 +79,16 @@ func (g *Gateway) applyLocked(cfg *config.Config) error {
 		return g.refused(err)
 	}
 	epoch := g.plane.Load().Epoch() + 1
+	users, err := g.users.Prepare(cfg.Groups, cfg.Users)
+	if err != nil {
+		return g.refused(err)
+	}
+	defer users.Discard()
 	if err := g.usePlane(cfg, epoch); err != nil {
 		return g.refused(err)
 	}
+	users.Commit()
+	g.bindingsChanged()
 	g.apply.config = cfg
 	if g.opt.Level != nil {
 		g.opt.Level.Set(cfg.Log.Level)
@@ -119,6 +126,8 @@ func needsRestart(old, next *config.Config) error {
 		{"sample", old.Sample, next.Sample},
 		{"sweep", old.Sweep, next.Sweep},
 		{"state_dir", old.StateDir, next.StateDir},
+		{"ledger", old.Ledger, next.Ledger},
+		{"metrics", old.Metrics, next.Metrics},
 	} {
 		if !reflect.DeepEqual(s.old, s.next) {
 			changed = append(changed, s.name)
@@ -127,7 +136,7 @@ func needsRestart(old, next *config.Config) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	return exitcode.With(exitcode.Config, fmt.Errorf("%s: a running gateway changes only route, outbounds, log.level and events; restart gatewayd to change the rest", strings.Join(changed, ", ")))
+	return exitcode.With(exitcode.Config, fmt.Errorf("%s: a running gateway changes only route, outbounds, users, groups, log.level and events; restart gatewayd to change the rest", strings.Join(changed, ", ")))
 }
 
 // expire ends the flows of a version whose drain period is over.

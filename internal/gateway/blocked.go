@@ -38,8 +38,8 @@ func (b *blockedEvents) allow(source netip.Addr, now time.Time) bool {
 }
 
 // announce tells of a refused flow, if a rule marked it.
-func (g *Gateway) announce(f flow.Flow, d *route.Decision) {
+func (g *Gateway) announce(f flow.Flow, who *party, d *route.Decision) {
 	if d.Record && g.blocked.allow(f.Source.Addr(), time.Now()) {
-		g.tracker.Block(metaOf(f, d, netip.AddrPort{}))
+		g.tracker.Block(metaOf(f, who, d, netip.AddrPort{}))
 	}
 }

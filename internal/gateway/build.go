@@ -31,6 +31,7 @@ func (g *Gateway) usePlane(cfg *config.Config, epoch uint64) error {
 		return err
 	}
 	g.plane.Store(plane)
+	g.gen.Add(1)
 	change.Commit()
 	for _, w := range g.warnings(cfg) {
 		g.log.Warn(w)
@@ -159,6 +160,7 @@ func (g *Gateway) listen(cfg *config.Config) error {
 	o := api.Options{
 		SocketGroup: cfg.API.SocketGroup, Hosts: cfg.API.Hosts, Privacy: cfg.Privacy,
 		Version: g.opt.Version, Log: g.log, Tracker: g.tracker, Gateway: g, Drops: &g.drops, Events: g.events,
+		Users: registry{g.users, g.bindingsChanged}, Billing: g.ledger, Devices: book{g}, PerUser: cfg.Metrics.PerUser,
 	}
 	for _, l := range cfg.API.Listen {
 		o.Listen = append(o.Listen, l.Network+":"+l.Address)
@@ -207,7 +209,7 @@ type inbound struct {
 	gw    *Gateway
 	tag   string
 	conf  config.TUN
-	dev   *device
+	dev   *tunDevice
 	nets  []netip.Prefix // of the device's addresses
 	stack *netstack.Stack
 	udp   *fanout.Table

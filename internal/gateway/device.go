@@ -14,11 +14,11 @@ import (
 	"gatewayd/tun"
 )
 
-// device is a TUN device that is created again when someone removes it. Flows
+// tunDevice is a TUN device that is created again when someone removes it. Flows
 // live on meanwhile, as on a cable that is pulled: nothing about them depends on
 // the link, and routes into it may come back. Who made those routes has to make
 // them again, since they went with the link.
-type device struct {
+type tunDevice struct {
 	conf tun.Config
 	log  *slog.Logger
 	open func(tun.Config) (*tun.Device, error)
@@ -27,10 +27,10 @@ type device struct {
 	plain atomic.Bool // offloads were given up
 }
 
-var _ netstack.Device = (*device)(nil)
+var _ netstack.Device = (*tunDevice)(nil)
 
-func openDevice(conf tun.Config, log *slog.Logger) (*device, error) {
-	d := &device{conf: conf, log: log, open: tun.Open}
+func openDevice(conf tun.Config, log *slog.Logger) (*tunDevice, error) {
+	d := &tunDevice{conf: conf, log: log, open: tun.Open}
 	t, err := d.open(conf)
 	if err != nil {
 		return nil, err
@@ -41,37 +41,37 @@ func openDevice(conf tun.Config, log *slog.Logger) (*device, error) {
 }
 
 // Name is the device's name.
-func (d *device) Name() string { return d.now.Load().Name() }
+func (d *tunDevice) Name() string { return d.now.Load().Name() }
 
 // Addresses is what the device got.
-func (d *device) Addresses() []netip.Prefix { return d.conf.Addresses }
+func (d *tunDevice) Addresses() []netip.Prefix { return d.conf.Addresses }
 
 // MTU is the link's present MTU in bytes.
-func (d *device) MTU() int { return d.now.Load().MTU() }
+func (d *tunDevice) MTU() int { return d.now.Load().MTU() }
 
 // CanGSO reports whether the device takes TCP super-packets.
-func (d *device) CanGSO() bool { return d.now.Load().CanGSO() }
+func (d *tunDevice) CanGSO() bool { return d.now.Load().CanGSO() }
 
 // CanUSO reports whether the device takes UDP super-packets.
-func (d *device) CanUSO() bool { return d.now.Load().CanUSO() }
+func (d *tunDevice) CanUSO() bool { return d.now.Load().CanUSO() }
 
 // giveUpOffloads turns the offloads off, also those of a device that is created again.
-func (d *device) giveUpOffloads() error {
+func (d *tunDevice) giveUpOffloads() error {
 	d.plain.Store(true)
 	return d.now.Load().DropOffloads()
 }
 
 // Write sends a packet; between a removal and the new device it fails.
-func (d *device) Write(hash uint32, bufs [][]byte, o netstack.Offload) error {
+func (d *tunDevice) Write(hash uint32, bufs [][]byte, o netstack.Offload) error {
 	return d.now.Load().Write(hash, bufs, o)
 }
 
 // Close removes the device. Run has ended.
-func (d *device) Close() error { return d.now.Load().Close() }
+func (d *tunDevice) Close() error { return d.now.Load().Close() }
 
 // Run carries packets until ctx ends (nil), or the device was removed and can't be
 // created again.
-func (d *device) Run(ctx context.Context, newBatch func() *netstack.Batch) error {
+func (d *tunDevice) Run(ctx context.Context, newBatch func() *netstack.Batch) error {
 	for {
 		err := d.now.Load().Run(ctx, newBatch)
 		if err == nil || ctx.Err() != nil || !errors.Is(err, tun.ErrRemoved) {
@@ -88,7 +88,7 @@ var createAfter = [...]time.Duration{50 * time.Millisecond, 500 * time.Milliseco
 
 // create makes the device anew. It blocks for a few seconds at most, and logs
 // once when it succeeds.
-func (d *device) create(ctx context.Context, why error) error {
+func (d *tunDevice) create(ctx context.Context, why error) error {
 	if err := d.Close(); err != nil { // of one that was moved: it goes with its descriptors
 		return err
 	}

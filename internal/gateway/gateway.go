@@ -21,11 +21,14 @@ import (
 	"gatewayd/flow"
 	"gatewayd/internal/api"
 	"gatewayd/internal/config"
+	"gatewayd/internal/device"
 	"gatewayd/internal/epoll"
 	"gatewayd/internal/flowlog"
 	"gatewayd/internal/hostnet"
+	"gatewayd/internal/store"
 	"gatewayd/route"
 	"gatewayd/track"
+	"gatewayd/user"
 )
 
 // Options are what a Gateway is made of.
@@ -54,10 +57,19 @@ type Gateway struct {
 
 	shortage shortage
 
+	store    *store.Store
+	ledger   *user.Ledger
+	users    *user.Users
+	devices  *device.Table
+	unowned  unowned
+	restless restless
+	managing sync.Mutex // serialises changes of live flows' users
+
 	inbounds  []*inbound
 	outbounds *route.Outbounds
 	plane     atomic.Pointer[route.Plane]
-	closing   atomic.Bool // no new flows
+	gen       atomic.Uint64 // grows with whatever decisions depend on
+	closing   atomic.Bool   // no new flows
 
 	apply struct {
 		sync.Mutex // serialises applies, and guards what follows
@@ -95,6 +107,9 @@ func New(opt Options) (g *Gateway, err error) {
 	if g.hosts, err = hostnet.NewAddrSet(); err != nil {
 		return g, fmt.Errorf("addresses of this host: %w", err)
 	}
+	if err = g.openUsers(cfg); err != nil {
+		return g, err
+	}
 	g.outbounds = route.NewOutbounds(g.expire)
 	if err = g.usePlane(cfg, 1); err != nil {
 		return g, err
@@ -121,6 +136,8 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	// time, are shown for the last time, and only then the devices go.
 	devices, stopDevices := context.WithCancelCause(context.Background())
 	datagrams, stopDatagrams := context.WithCancel(context.Background())
+	ledger, stopLedger := context.WithCancel(context.Background())
+	keeping, stopKeeping := context.WithCancel(context.Background())
 	counting, stopCounting := context.WithCancel(context.Background())
 	serving, stopServing := context.WithCancel(context.Background())
 	failed := make(chan error, 1)
@@ -144,6 +161,10 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	links := start(devices, "links of this host", g.followDevices)
 	memory := start(devices, "memory", func(ctx context.Context) error { return g.memory.run(ctx, g.press, g.held) })
 	offloads := start(devices, "offloads", g.watchOffloads)
+	known := start(devices, "devices", g.devices.Run)
+	settling := start(datagrams, "users", g.settleFlows)
+	usage := start(ledger, "usage", func(ctx context.Context) error { return g.countUsage(ctx, max(g.opt.Config.Sample, time.Second)) })
+	users := start(keeping, "users", g.users.Run)
 	sampler := start(counting, "sampler", g.tracker.Run)
 	flowLog := start(counting, "flow log", g.flowLog.Run)
 	server := start(serving, "api", g.api.Serve)
@@ -163,13 +184,17 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	g.endFlows(stopDatagrams)
 	wait(tables...)
 	stopCounting()
-	wait(sampler, flowLog)
+	wait(sampler, flowLog, settling)
+	stopLedger()
+	wait(usage)
+	stopKeeping()
+	wait(users)
 	g.logTotals()
 	stopServing()
 	wait(server)
 	stopDevices(flow.ErrShutdown)
 	wait(stacks...)
-	wait(poll, hosts, links, memory, offloads)
+	wait(poll, hosts, links, memory, offloads, known)
 	return err
 }
 
@@ -229,6 +254,9 @@ func (g *Gateway) close() {
 	}
 	if g.poller != nil {
 		g.poller.Close()
+	}
+	if g.store != nil {
+		errs = append(errs, g.store.Close(time.Now()))
 	}
 	if err := errors.Join(errs...); err != nil {
 		g.log.Warn("closing", "err", err)

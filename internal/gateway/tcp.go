@@ -33,27 +33,44 @@ func (in *inbound) HandleTCP(p *netstack.Pending) {
 		p.Refuse(flow.VerdictSilent)
 		return
 	}
-	d, ok := g.route(&f)
+	ctx, cancel := context.WithCancel(p.Context())
+	defer cancel()
+	t := &tcpFlow{gw: g, source: f.Source.Addr(), cancel: cancel}
+	who := g.partyOf(f.Source.Addr())
+	lease, err := g.admit(&who, &f)
+	if err != nil {
+		g.drops.Add(flow.DropUser, 1)
+		t.release()
+		p.Refuse(flow.VerdictOf(err))
+		return
+	}
+	if lease != nil {
+		t.meter.lease.Store(&leased{Lease: lease})
+		lease.Attach(t.userEnds)
+	}
+	d, ok := g.route(&f, &who)
 	if !ok {
-		g.limits.release(f.Source.Addr())
+		t.release()
 		p.Refuse(flow.VerdictSilent)
 		return
 	}
-	t := &tcpFlow{gw: g, version: d.Outbound, source: f.Source.Addr()}
-	stream, err := d.Outbound.Outbound().DialStream(p.Context(), f)
+	t.version = d.Outbound
+	stream, err := d.Outbound.Outbound().DialStream(ctx, f)
 	if err != nil {
+		if cause := t.cause.Load(); cause != nil {
+			err = refusalOf(flow.TCP, *cause)
+		}
 		t.release()
-		g.refuse(p, f, &d, err)
+		g.refuse(p, f, &who, &d, err)
 		return
 	}
-	t.run(p, stream, metaOf(f, &d, egressOf(stream)))
+	t.run(ctx, p, stream, metaOf(f, &who, &d, egressOf(stream)), &who)
 }
 
 // route decides f and puts it on the decided version.
-func (g *Gateway) route(f *flow.Flow) (route.Decision, bool) {
+func (g *Gateway) route(f *flow.Flow, who *party) (route.Decision, bool) {
 	for {
-		plane := g.plane.Load()
-		d := plane.Route(&route.Query{Flow: *f, Now: time.Now()})
+		d, plane := g.decide(f, who, time.Now())
 		if d.Outbound.Acquire() {
 			plane.Hit(&d)
 			f.AllowHost = d.AllowHost
@@ -67,10 +84,10 @@ func (g *Gateway) route(f *flow.Flow) (route.Decision, bool) {
 
 // refuse shows the client why there is no connection. One that gave up meanwhile
 // is told nothing, as by silence, and is no failure of the outbound.
-func (g *Gateway) refuse(p *netstack.Pending, f flow.Flow, d *route.Decision, err error) {
+func (g *Gateway) refuse(p *netstack.Pending, f flow.Flow, who *party, d *route.Decision, err error) {
 	if blocked(d.Outbound) {
 		g.drops.Add(flow.DropBlocked, 1)
-		g.announce(f, d)
+		g.announce(f, who, d)
 	} else if p.Context().Err() == nil {
 		g.dialFailed(d.Outbound, f, err)
 		if flow.Scarce(err) {
@@ -113,11 +130,11 @@ func (s *shortage) due(now time.Time) bool {
 	return (last == nil || now.Sub(*last) >= shortageEvery) && s.last.CompareAndSwap(last, &now)
 }
 
-func metaOf(f flow.Flow, d *route.Decision, egress netip.AddrPort) track.Meta {
+func metaOf(f flow.Flow, who *party, d *route.Decision, egress netip.AddrPort) track.Meta {
 	return track.Meta{
-		Inbound: f.Inbound, Network: f.Network, Source: f.Source, Dest: f.Dest,
+		Inbound: f.Inbound, Network: f.Network, Source: f.Source, Device: who.who.Device.Name, Dest: f.Dest,
 		Outbound: d.Outbound.Tag(), Version: d.Outbound.N(), Egress: egress,
-		Rule: d.Rule, RuleName: d.RuleName, Recorded: d.Record, Epoch: d.Epoch, User: f.User,
+		Rule: d.Rule, RuleName: d.RuleName, Recorded: d.Record, Epoch: d.Epoch, User: f.User, UserName: who.who.User,
 	}
 }
 
@@ -129,48 +146,58 @@ func egressOf(s flow.Stream) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// tcpFlow is a TCP flow from its dial to its close. It is accepting until the
+// tcpFlow is a TCP flow from its admission to its close. It is accepting until the
 // client's handshake completed, then relaying; end reaches it in either state.
 type tcpFlow struct {
 	gw      *Gateway
-	version *route.Version
+	version *route.Version // nil until it is routed
 	source  netip.Addr
-	flow    *track.Flow
+	meter   meter
+	cancel  context.CancelFunc    // of the dial and the accept
+	cause   atomic.Pointer[error] // why it ends, if that was before the relay
 
-	mu     sync.Mutex         // guards what follows
-	conn   *netstack.Conn     // once relaying
-	cancel context.CancelFunc // while accepting
-	cause  error              // came while accepting
+	mu   sync.Mutex
+	open bool           // registered: meter.flow is set; guarded by mu
+	conn *netstack.Conn // once relaying; guarded by mu
 }
 
 // run registers the flow, accepts the client and starts the relay.
-func (t *tcpFlow) run(p *netstack.Pending, stream flow.Stream, m track.Meta) {
-	ctx, cancel := context.WithCancel(p.Context())
-	t.cancel = cancel
-	t.flow = t.gw.tracker.Open(m, t.end)
+func (t *tcpFlow) run(ctx context.Context, p *netstack.Pending, stream flow.Stream, m track.Meta, who *party) {
+	m.Owner = &t.meter
+	t.register(m)
 	if t.version.Expired() {
-		t.flow.End(route.ErrDrained)
+		t.meter.flow.End(route.ErrDrained)
 	}
 	if t.gw.closing.Load() {
-		t.flow.End(flow.ErrShutdown)
+		t.meter.flow.End(flow.ErrShutdown)
 	}
+	t.gw.settle(&t.meter, who)
 	conn, err := p.Accept(ctx)
-	cancel()
 	if err != nil {
 		reset(stream)
 		t.done(err)
 		return
 	}
-	if err := conn.Relay(stream, t.flow, t.done); err != nil {
+	if err := conn.Relay(stream, &t.meter, t.done); err != nil {
 		t.done(err)
 		return
 	}
 	t.mu.Lock()
-	t.conn, t.cancel = conn, nil
-	cause := t.cause
+	t.conn = conn
 	t.mu.Unlock()
-	if cause != nil {
-		conn.End(cause)
+	if cause := t.cause.Load(); cause != nil {
+		conn.End(*cause)
+	}
+}
+
+// register makes the attempt a flow. What its user ended before is ended after.
+func (t *tcpFlow) register(m track.Meta) {
+	t.mu.Lock()
+	t.meter.open(t.gw, m, t.end)
+	t.open = true
+	t.mu.Unlock()
+	if cause := t.cause.Load(); cause != nil {
+		t.meter.flow.End(*cause)
 	}
 }
 
@@ -189,24 +216,42 @@ func reset(s flow.Stream) {
 
 // end is the flow's hook for a kill, a drain, the shutdown.
 func (t *tcpFlow) end(cause error) {
+	t.cause.CompareAndSwap(nil, &cause)
 	t.mu.Lock()
-	conn, cancel := t.conn, t.cancel
-	t.cause = cause
+	conn := t.conn
 	t.mu.Unlock()
 	if conn != nil {
 		conn.End(cause)
 	} else {
-		cancel()
+		t.cancel()
+	}
+}
+
+// userEnds is the hook of the lease that the flow was admitted with.
+func (t *tcpFlow) userEnds(cause error) {
+	t.mu.Lock()
+	open := t.open
+	if !open {
+		t.cause.CompareAndSwap(nil, &cause)
+	}
+	t.mu.Unlock()
+	if open {
+		t.meter.flow.End(cause)
+	} else {
+		t.cancel()
 	}
 }
 
 // done is called when both sides were told, or when it came to no relay.
 func (t *tcpFlow) done(cause error) {
-	t.flow.Close(cause)
+	t.meter.flow.Close(cause)
 	t.release()
 }
 
 func (t *tcpFlow) release() {
-	t.version.Release()
+	t.meter.close()
+	if t.version != nil {
+		t.version.Release()
+	}
 	t.gw.limits.release(t.source)
 }

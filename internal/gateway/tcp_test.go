@@ -18,6 +18,7 @@ import (
 	"gatewayd/flow"
 	"gatewayd/internal/api"
 	"gatewayd/internal/config"
+	"gatewayd/internal/device"
 	"gatewayd/internal/epoll"
 	"gatewayd/internal/hostnet"
 	"gatewayd/netstack"
@@ -25,6 +26,7 @@ import (
 	"gatewayd/outbound"
 	"gatewayd/route"
 	"gatewayd/track"
+	"gatewayd/user"
 )
 
 // tap is a Device in memory. A test hands packets to in and reads what was
@@ -102,9 +104,14 @@ func newRig(t *testing.T, rules ...route.Rule) *rig {
 	r := &rig{t: t, dev: &tap{make(chan []byte, 64), make(chan seen, 64)}}
 	g := &Gateway{log: slog.New(slog.DiscardHandler), events: api.NewEvents(), hosts: new(hostnet.AddrSet)}
 	r.gw = g
+	g.devices = device.New(device.Options{})
+	g.restless.init()
 	g.limits = newLimits(config.Limits{Flows: 2, PerSource: config.SourceLimits{Flows: 2}}, 0)
 	g.outbounds = route.NewOutbounds(g.expire)
 	var err error
+	if g.users, err = user.New(user.Options{Changed: g.userChanged}); err != nil {
+		t.Fatal(err)
+	}
 	if g.tracker, err = track.New(track.Options{Interval: time.Second}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ func (in *inbound) HandleDatagrams(f flow.Flow, ts []flow.Train) { in.udp.Handle
 func (in *inbound) fanoutConfig(cfg *config.Config) fanout.Config {
 	return fanout.Config{
 		Resolve:     in.resolve,
-		Gen:         func() uint64 { return in.gw.plane.Load().Gen() },
+		Gen:         in.gw.gen.Load,
 		Open:        in.openLink,
 		Reply:       in.reply,
 		Unreachable: in.unreachable,
@@ -57,27 +57,37 @@ func (in *inbound) unreachable(c fanout.Client, e flow.ICMPError) {
 // errProhibited refuses datagrams on purpose, as a packet filter does.
 var errProhibited = &flow.Refusal{Verdict: flow.VerdictProhibited, Text: "datagrams to this destination are prohibited"}
 
+// resolved is what a target was made from, for whoever opens it.
+type resolved struct {
+	who      party
+	decision route.Decision
+}
+
 // resolve decides where the datagrams to one destination go.
 func (in *inbound) resolve(f flow.Flow) fanout.Target {
-	plane := in.gw.plane.Load()
+	g := in.gw
 	now := time.Now()
-	d := plane.Route(&route.Query{Flow: f, Now: now})
+	who := g.partyOf(f.Source.Addr())
+	f.User = who.key
+	d, plane := g.decide(&f, &who, now)
 	plane.Hit(&d)
 	t := fanout.Target{
-		Outbound: d.Outbound, Name: d.Outbound.String(), Gen: d.Gen, Until: d.Until,
-		Pin: d.Pin, AllowHost: d.AllowHost, Ctx: d,
+		Outbound: d.Outbound, Name: d.Outbound.String(), Gen: who.gen, Until: d.Until,
+		Pin: d.Pin, AllowHost: d.AllowHost, Ctx: &resolved{who, d},
 	}
 	if f.Network == flow.ICMP {
 		t.Outbound, t.Pin = echoStream{d.Outbound, f.Dest}, false
 	}
 	switch {
+	case who.refused():
+		t.Blocked, t.Cause, t.Refusal = true, flow.DropUser, errProhibited
 	case blocked(d.Outbound):
 		t.Blocked, t.Cause = true, flow.DropBlocked
 		if d.Outbound.Type() == typeReject {
 			t.Refusal = errProhibited
 		}
-		in.gw.announce(f, &d)
-	case !d.AllowHost && outbound.TowardSelf(f.Dest.Addr.Addr(), in.gw.isSelf):
+		g.announce(f, &who, &d)
+	case !d.AllowHost && outbound.TowardSelf(f.Dest.Addr.Addr(), g.isSelf):
 		// The outbound refuses it too, but a sub-link would be opened to hear that.
 		t.Blocked, t.Cause, t.Refusal = true, flow.DropSelf, errProhibited
 		if again := now.Add(addressAge); t.Until.IsZero() || again.Before(t.Until) {
@@ -100,16 +110,28 @@ const addressAge = time.Second
 // openLink opens a sub-link on the decided version, then registers it.
 func (in *inbound) openLink(ctx context.Context, f flow.Flow, t fanout.Target, s *fanout.Sub) (fanout.Opened, error) {
 	g := in.gw
-	d := t.Ctx.(route.Decision)
-	v := d.Outbound
+	r := t.Ctx.(*resolved)
+	v := r.decision.Outbound
+	m := new(meter)
+	lease, err := g.admit(&r.who, &f)
+	if err != nil {
+		return fanout.Opened{}, err
+	}
+	if lease != nil {
+		m.lease.Store(&leased{Lease: lease})
+		lease.Attach(s.End)
+	}
 	if !v.Acquire() {
+		m.close()
 		return fanout.Opened{}, route.ErrDrained
 	}
 	if !g.limits.acquireLink(f.Source.Addr()) {
+		m.close()
 		v.Release()
 		return fanout.Opened{}, flow.ErrLimit
 	}
 	release := func() {
+		m.close()
 		g.limits.releaseLink(f.Source.Addr())
 		v.Release()
 	}
@@ -120,18 +142,22 @@ func (in *inbound) openLink(ctx context.Context, f flow.Flow, t fanout.Target, s
 		release()
 		return fanout.Opened{}, err
 	}
-	fl := g.tracker.Open(metaOf(f, &d, link.LocalAddr()), s.End)
+	meta := metaOf(f, &r.who, &r.decision, link.LocalAddr())
+	meta.Owner = m
+	m.open(g, meta, s.End)
+	ways := m.through(link, s.Down(), s)
 	if v.Expired() {
-		fl.End(route.ErrDrained)
+		m.flow.End(route.ErrDrained)
 	}
 	if g.closing.Load() {
-		fl.End(flow.ErrShutdown)
+		m.flow.End(flow.ErrShutdown)
 	}
+	g.settle(m, &r.who)
 	return fanout.Opened{
-		Link:     fl.Link(link),
-		Receiver: fl.Receiver(s.Down()),
+		Link:     ways,
+		Receiver: ways,
 		Close: func(cause error) {
-			fl.Close(cause)
+			m.flow.Close(cause)
 			release()
 		},
 	}, nil

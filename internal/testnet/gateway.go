@@ -107,9 +107,13 @@ func isReady(line string) bool {
 	return strings.TrimSpace(line) == "ready" || strings.Contains(line, "msg=ready") || strings.Contains(line, `"msg":"ready"`)
 }
 
-// WriteConfig replaces the configuration file; Signal(SIGHUP) has it applied.
+// WriteConfig replaces the configuration file; Signal(SIGHUP) has it applied. One without
+// a state directory gets one that goes with the lab.
 func (g *Gateway) WriteConfig(text string) {
 	g.lab.t.Helper()
+	if strings.HasPrefix(text, "version: 1\n") && strings.HasSuffix(text, "\n") && !strings.Contains(text, "state_dir") {
+		text += "state_dir: $DIR/state\n"
+	}
 	text = strings.NewReplacer("$API", "unix:"+g.Socket, "$DIR", filepath.Dir(g.Config)).Replace(text)
 	if err := os.WriteFile(g.Config, []byte(text), 0o600); err != nil {
 		g.lab.t.Fatalf("gateway: %v", err)

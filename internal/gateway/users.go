@@ -1,0 +1,172 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"gatewayd/flow"
+	"gatewayd/internal/config"
+	"gatewayd/internal/device"
+	"gatewayd/internal/exitcode"
+	"gatewayd/internal/store"
+	"gatewayd/track"
+	"gatewayd/user"
+)
+
+// openUsers makes the registry of users with what the state directory has, and the
+// table of devices.
+func (g *Gateway) openUsers(cfg *config.Config) error {
+	now := time.Now()
+	s, notes, err := store.Open(cfg.StateDir, now)
+	if errors.Is(err, store.ErrInUse) {
+		return exitcode.With(exitcode.Collision, err)
+	}
+	if err != nil {
+		return exitcode.With(exitcode.Config, fmt.Errorf("state_dir %s: %w", cfg.StateDir, err))
+	}
+	g.store = s
+	for _, n := range notes {
+		g.log.Warn(n)
+	}
+	if err := s.Trouble(); err != nil {
+		g.log.Warn("users and usage are kept in memory only", "err", err)
+	}
+	if g.ledger, err = user.NewLedger(user.LedgerOptions{Store: s, Hourly: cfg.Ledger.Hourly, Daily: cfg.Ledger.Daily}); err != nil {
+		return fmt.Errorf("state_dir %s: %w", cfg.StateDir, err)
+	}
+	g.devices = device.New(device.Options{Leases: device.DefaultLeases(), Changed: g.deviceChanged, Log: g.log})
+	g.restless.init()
+	g.users, err = user.New(user.Options{
+		Keeper: g.ledger, Log: g.log, Drops: &g.drops, Sweep: cfg.Sweep, Commit: commitInterval(cfg, s),
+		Changed: g.userChanged, Events: g.userEvent, Activity: g.activity,
+		Demoted: func(user.Promotion) { g.bindingsChanged() },
+	})
+	if err != nil {
+		return fmt.Errorf("state_dir %s: %w", cfg.StateDir, err)
+	}
+	change, err := g.users.Prepare(cfg.Groups, cfg.Users)
+	if err != nil {
+		return exitcode.With(exitcode.Config, err)
+	}
+	change.Commit()
+	return nil
+}
+
+// The commit interval on flash is another one, unless the configuration has its own.
+const (
+	defaultCommit = 30 * time.Second
+	flashCommit   = time.Minute
+)
+
+func commitInterval(cfg *config.Config, s *store.Store) time.Duration {
+	if s.Flash() && cfg.Ledger.Commit == defaultCommit {
+		return flashCommit
+	}
+	return cfg.Ledger.Commit
+}
+
+// restless is what changed and live flows were not compared with yet.
+type restless struct {
+	signal chan struct{} // something is in here
+
+	mu       sync.Mutex
+	users    map[flow.UserKey]bool // whose state is another one; guarded by mu
+	bindings bool                  // devices may have other users; guarded by mu
+}
+
+func (r *restless) init() { r.signal, r.users = make(chan struct{}, 1), make(map[flow.UserKey]bool) }
+
+// userChanged is called when a user's state changed: rules may decide otherwise. It
+// does not wait.
+func (g *Gateway) userChanged(key flow.UserKey) {
+	g.stir(func(r *restless) { r.users[key] = true })
+}
+
+// bindingsChanged is called when devices got other users, or addresses other devices.
+// It does not wait.
+func (g *Gateway) bindingsChanged() {
+	g.stir(func(r *restless) { r.bindings = true })
+}
+
+func (g *Gateway) stir(note func(*restless)) {
+	g.gen.Add(1) // before a flow can be decided with what was
+	r := &g.restless
+	r.mu.Lock()
+	note(r)
+	r.mu.Unlock()
+	select {
+	case r.signal <- struct{}{}:
+	default:
+	}
+}
+
+// settleFlows compares live flows with what changed, until ctx ends.
+func (g *Gateway) settleFlows(ctx context.Context) error {
+	r := &g.restless
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.signal:
+		}
+		r.mu.Lock()
+		users, bindings := maps.Clone(r.users), r.bindings
+		clear(r.users)
+		r.bindings = false
+		r.mu.Unlock()
+		if bindings {
+			g.rebind(func(*track.Record) bool { return true })
+		}
+		if len(users) > 0 {
+			g.endForbidden(func(r *track.Record) bool { return users[r.User] })
+		}
+	}
+}
+
+// deviceChanged is called when an address belongs to another device than before.
+func (g *Gateway) deviceChanged(c device.Change) {
+	if c.Before.MAC != "" && c.After.MAC != "" && c.Before.MAC != c.After.MAC {
+		g.users.DeviceChanged(c.After)
+	}
+	g.bindingsChanged()
+}
+
+// activity is what live flows of a device moved: for promotions, which end when nothing
+// moves.
+func (g *Gateway) activity(name string) (bytes uint64) {
+	set, err := flow.ParseDeviceSet(name)
+	if err != nil {
+		return 0
+	}
+	g.tracker.Each(func(r *track.Record) bool {
+		if set.Has(g.devices.Lookup(r.Source.Addr())) {
+			bytes += r.Up + r.Down
+		}
+		return true
+	})
+	return bytes
+}
+
+// countUsage gives the ledger what devices without a user and outbounds moved, every
+// interval and once more when ctx ends.
+func (g *Gateway) countUsage(ctx context.Context, interval time.Duration) error {
+	last := make(outboundTraffic)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			g.count(last, time.Now())
+		case <-ctx.Done():
+			g.count(last, time.Now())
+			return nil
+		}
+	}
+}
+
+// userEvent tells whoever listens of something that happened to a user or a promotion.
+func (g *Gateway) userEvent(e user.Event) { g.events.PublishUser(e) }

@@ -18,7 +18,7 @@ type meter struct {
 	device *deviceTraffic
 	lease  atomic.Pointer[leased]
 
-	mu   sync.Mutex // one change of the lease at a time
+	mu   sync.Mutex // one change of the lease at a time, none before the flow is open
 	ways *datagrams // of a sub-link, once it is open; guarded by mu
 }
 
@@ -29,8 +29,11 @@ type leased struct {
 	receiver flow.Receiver
 }
 
-// open registers the flow, with end as its hook.
+// open registers the flow, with end as its hook. Whoever finds it registered waits with
+// the lease until it is open.
 func (m *meter) open(g *Gateway, meta track.Meta, end func(cause error)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.device = g.unowned.open(meta.Device)
 	m.flow = g.tracker.Open(meta, end)
 }
@@ -52,6 +55,21 @@ var gone leased
 // hand puts the flow under another lease, nil for nobody, and gives the old one back. A
 // flow that is over takes none.
 func (m *meter) hand(l *user.Lease, p track.Principal) {
+	old, taken := m.swap(l, p)
+	switch {
+	case l == nil:
+	case taken:
+		l.Attach(m.flow.End)
+	default:
+		l.Release()
+	}
+	if old != nil {
+		old.Release()
+	}
+}
+
+// swap is hand's exchange. It gives back the old lease only if the new one was taken.
+func (m *meter) swap(l *user.Lease, p track.Principal) (old *leased, taken bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var next *leased
@@ -62,19 +80,11 @@ func (m *meter) hand(l *user.Lease, p track.Principal) {
 	default:
 		next = &leased{Lease: l}
 	}
-	old := m.lease.Load()
+	old = m.lease.Load()
 	if old == &gone || !m.flow.Change(p) || !m.lease.CompareAndSwap(old, next) {
-		if l != nil {
-			l.Release()
-		}
-		return
+		return nil, false
 	}
-	if l != nil {
-		l.Attach(m.flow.End)
-	}
-	if old != nil {
-		old.Release()
-	}
+	return old, true
 }
 
 // close gives the lease back for good.

@@ -92,13 +92,13 @@ func (g *Gateway) rebind(pick func(*track.Record) bool) {
 	defer g.managing.Unlock()
 	g.tracker.EachFlow(func(f *track.Flow, r *track.Record) bool {
 		if m, ok := f.Owner().(*meter); ok && pick(r) {
-			g.rebindLocked(m, r)
+			g.rebindLocked(m, f, r)
 		}
 		return true
 	})
 }
 
-func (g *Gateway) rebindLocked(m *meter, r *track.Record) {
+func (g *Gateway) rebindLocked(m *meter, of *track.Flow, r *track.Record) {
 	p := g.partyOf(r.Source.Addr())
 	if p.key == r.User {
 		return
@@ -106,7 +106,7 @@ func (g *Gateway) rebindLocked(m *meter, r *track.Record) {
 	f := flow.Flow{Inbound: r.Inbound, Network: r.Network, Source: r.Source}
 	l, err := g.admit(&p, &f)
 	if err != nil {
-		m.flow.End(errRefused)
+		of.End(errRefused)
 		return
 	}
 	m.hand(l, track.Principal{User: p.key, UserName: p.who.User})
@@ -120,7 +120,7 @@ func (g *Gateway) settle(m *meter, p *party) {
 	}
 	if r, ok := g.tracker.Get(m.flow.ID()); ok {
 		g.managing.Lock()
-		g.rebindLocked(m, &r)
+		g.rebindLocked(m, m.flow, &r)
 		g.managing.Unlock()
 	}
 	g.endForbidden(func(r *track.Record) bool { return r.ID == m.flow.ID() })

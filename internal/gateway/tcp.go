@@ -192,8 +192,8 @@ func (t *tcpFlow) run(ctx context.Context, p *netstack.Pending, stream flow.Stre
 
 // register makes the attempt a flow. What its user ended before is ended after.
 func (t *tcpFlow) register(m track.Meta) {
-	t.mu.Lock()
 	t.meter.open(t.gw, m, t.end)
+	t.mu.Lock()
 	t.open = true
 	t.mu.Unlock()
 	if cause := t.cause.Load(); cause != nil {

@@ -232,6 +232,9 @@ func (r *rig) balanced() {
 		r.gw.limits.mu.Lock()
 		held += r.gw.limits.flows.Len() + r.gw.limits.links
 		r.gw.limits.mu.Unlock()
+		for _, v := range r.gw.users.List("", 0) {
+			held += v.Connections
+		}
 		if held == 0 {
 			return
 		}

@@ -23,6 +23,9 @@ type common struct {
 	// of the account and its leases, with none of its locks held; they may not block, nor
 	// take a lock that somebody holds who calls an account.
 	firstUse, crossed func(*account)
+	// enforced is called after flows were ended since the traffic was used up, with how
+	// long ago that was.
+	enforced func(late time.Duration)
 
 	queued struct{ bytes, datagrams atomic.Int64 } // datagrams that wait, of all users
 }
@@ -43,6 +46,7 @@ type account struct {
 	counted [2]uint64 // of moved, in total
 	pending [2]int    // bytes that are reserved or taken, and have not moved
 	reached bool      // the traffic is used up
+	spent   int64     // since when; 0: it is not
 	stuck   int64     // when those who hold the last of the traffic are ended; 0: they don't
 	cause   error     // why nothing moves any more; nil: it does
 
@@ -109,13 +113,19 @@ func (a *account) earnLocked(now int64) {
 
 // unlock decides who may go now and who has to end, releases the lock, and tells them.
 func (a *account) unlock(now int64) {
+	switch {
+	case !a.reached:
+		a.spent = 0
+	case a.spent == 0:
+		a.spent = now
+	}
 	a.endSpentLocked(now)
 	a.callLocked()
 	a.armLocked(now)
 	if a.later.pump {
 		a.fireLocked(now, now+1)
 	}
-	do := a.later
+	do, spent := a.later, a.spent
 	a.later = later{}
 	a.mu.Unlock()
 	for _, wake := range do.wakes {
@@ -128,6 +138,9 @@ func (a *account) unlock(now int64) {
 	}
 	for _, l := range do.ended {
 		l.end(l.cause)
+	}
+	if len(do.ended) > 0 && do.ended[0].cause == ErrQuota && spent != 0 && a.enforced != nil {
+		a.enforced(time.Duration(a.now() - spent))
 	}
 	if do.crossed && a.crossed != nil {
 		a.crossed(a)

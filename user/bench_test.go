@@ -5,23 +5,37 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"gatewayd/flow"
 )
 
 const users = 100_000
 
-// BenchmarkLoad takes users of a configuration in; it reports the heap that they keep.
+// BenchmarkLoad takes users of a configuration in, who are new or all have usage; it
+// reports the heap that the registry keeps of them.
 func BenchmarkLoad(b *testing.B) {
 	groups, specs := many(users)
-	b.ResetTimer()
-	for b.Loop() {
-		before := heapNow()
-		began := time.Now()
-		u := newUsers(b, Options{})
-		apply(b, u, groups, specs)
-		b.ReportMetric(time.Since(began).Seconds(), "s/load")
-		b.ReportMetric(float64(heapNow()-before)/1e6, "MB/load")
-		runtime.KeepAlive(u)
+	for name, k := range map[string]Keeper{"new": nil, "used": busy{}} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				before := heapNow()
+				began := time.Now()
+				u := newUsers(b, Options{Keeper: k})
+				apply(b, u, groups, specs)
+				b.ReportMetric(time.Since(began).Seconds(), "s/load")
+				b.ReportMetric(float64(heapNow()-before)/1e6, "MB/load")
+				runtime.KeepAlive(u)
+			}
+		})
 	}
+}
+
+// busy says that every user has usage of this month.
+type busy struct{ memory }
+
+func (busy) Usage(key flow.UserKey) (Usage, error) {
+	now := time.Now()
+	return Usage{Up: uint64(key), Down: 1, FirstUse: now, LastSeen: now, PeriodStart: now}, nil
 }
 
 func heapNow() uint64 {

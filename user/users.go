@@ -122,7 +122,7 @@ func New(o Options) (*Users, error) {
 	u.promotions.of = make(map[flow.DeviceSet]*promotion)
 	u.editing.names, u.editing.zones, u.editing.left = make(map[string]flow.UserKey), make(map[string]*time.Location), make(map[flow.UserKey]Usage)
 	u.editing.next = 1
-	u.common.drops, u.common.firstUse, u.common.crossed = o.Drops, u.onFirstUse, u.onCrossed
+	u.common.drops, u.common.firstUse, u.common.crossed, u.common.enforced = o.Drops, u.onFirstUse, u.onCrossed, u.stats.enforced
 	if err := u.load(); err != nil {
 		return nil, fmt.Errorf("load users: %w", err)
 	}

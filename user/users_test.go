@@ -3,6 +3,7 @@ package user
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gatewayd/flow"
@@ -213,6 +214,29 @@ func TestAReachedLimitEndsFlowsAndTopUpLetsThemIn(t *testing.T) {
 	if v := get(t, u, "a"); v.Usage.Up != 0 || v.Usage.Extra != 0 || v.Usage.Generation != 1 || v.Usage.FirstUse.IsZero() {
 		t.Errorf("after the reset: %+v", v.Usage)
 	}
+}
+
+func TestHowLateTheEndOfTheTrafficIsEnforcedIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUsers(t, Options{})
+		key := put(t, u, Spec{Name: "a", Limits: Limits{Traffic: Traffic{Total: 100}}})
+		f, slow := admit(t, u, key), admit(t, u, key)
+		if _, err := slow.Ready(flow.Down, func() {}); err != nil {
+			t.Fatal(err)
+		}
+		slow.Took(flow.Down, 60)
+		f.move(40) // allowed: 60 bytes are on their way
+		slow.Moved(flow.Down, 30)
+		if f.cause() != nil || u.Counts().Enforced != 0 {
+			t.Fatalf("ended for %v before the limit, %+v", f.cause(), u.Counts())
+		}
+		slow.Moved(flow.Down, 30)
+		isNot(t, f.cause(), ErrQuota)
+		isNot(t, slow.cause(), ErrQuota)
+		if c := u.Counts(); c.Enforced != 1 || c.Slowest > time.Second {
+			t.Errorf("%+v", c)
+		}
+	})
 }
 
 func TestExtendCountsFromTheLaterOfNowAndTheEnd(t *testing.T) {

@@ -3,6 +3,7 @@ package user
 import (
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -355,5 +356,80 @@ func TestAResetThatForgetsWhatWasEarlierMakesNothingFall(t *testing.T) {
 	}
 	if got, err := l.Take(ledgerStart, 1); err != nil || got[0].Up != 105 {
 		t.Errorf("take %v %v", got, err)
+	}
+}
+
+// What is collected while a commit hangs is not waited for; it is in the next one.
+func TestADiskThatHangsStopsNobodyWhoCounts(t *testing.T) {
+	l, _ := openLedger(t, t.TempDir())
+	l.saving.Lock() // as a commit does
+	observe(l, 1, Usage{Up: 1}, ledgerStart)
+	l.Add(ForOutbound, "direct", 1, 1, ledgerStart)
+	if u, err := l.Usage(1); err != nil || u.Up != 1 {
+		t.Errorf("usage %+v, %v", u, err)
+	}
+	l.saving.Unlock()
+	mustFlush(t, l, ledgerStart)
+}
+
+func TestCountersAddUpWhileEverybodyCounts(t *testing.T) {
+	dir := t.TempDir()
+	l, s := openLedger(t, dir)
+	const steps = 200
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			var u Usage
+			for i := range steps {
+				at := ledgerStart.Add(time.Duration(i) * time.Hour)
+				u.Up++
+				observe(l, flow.UserKey(g+1), u, at)
+				l.Add(ForOutbound, "direct", 1, 0, at)
+			}
+		})
+	}
+	billed := uint64(0)
+	all.Go(func() {
+		for i := range 20 {
+			at := ledgerStart.Add(time.Duration(i) * time.Hour)
+			if err := l.Flush(at); err != nil {
+				t.Error(err)
+			}
+			taken, err := l.Take(at, 1, 2, 3, 4)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, k := range taken {
+				billed += k.Up
+				if k.Sequence > 0 {
+					if err := l.Ack(k.User, k.Sequence, at); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			seriesTotal(t, l, time.Hour, at)
+		}
+	})
+	all.Wait()
+	mustFlush(t, l, ledgerStart)
+	s.Close(ledgerStart)
+	l, _ = openLedger(t, dir)
+	rest, err := l.Take(ledgerStart, 1, 2, 3, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range rest {
+		billed += k.Up
+	}
+	if got := seriesTotal(t, l, time.Hour, ledgerStart); got.Up != 4*steps || billed != 4*steps {
+		t.Errorf("hours have %d, takes %d, want %d", got.Up, billed, 4*steps)
+	}
+	got, err := l.Series(Query{To: ledgerStart.Add(1000 * aDay), Step: aDay, Label: func(p Payer) (string, bool) { return p.Name, p.Kind == ForOutbound }}, ledgerStart)
+	sum := Volume{}
+	for _, p := range got["direct"] {
+		sum.add(p.Volume)
+	}
+	if err != nil || sum.Up != 4*steps {
+		t.Errorf("the outbound has %d, want %d: %v", sum.Up, 4*steps, err)
 	}
 }

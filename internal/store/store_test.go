@@ -214,7 +214,7 @@ func TestDamageAnywhereIsKeptAsideAndAnEarlierStateUsed(t *testing.T) {
 	}
 	var fromJournal, fromCopy int
 	rnd := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
+	for range 120 {
 		dir := t.TempDir()
 		if err := os.CopyFS(dir, os.DirFS(whole)); err != nil {
 			t.Fatal(err)

@@ -33,12 +33,15 @@ type Devices interface {
 type Device struct {
 	Device    string     `json:"device"` // its name in flows: "mac:…", an address or a prefix
 	MAC       string     `json:"mac,omitzero"`
-	Host      string     `json:"host,omitzero"` // what it calls itself
+	Host      string     `json:"host,omitzero"`      // what it calls itself
+	Interface string     `json:"interface,omitzero"` // that it was last heard on
 	Addresses []string   `json:"addresses"`
-	User      *UserRef   `json:"user"`           // null: anonymous
-	Bound     string     `json:"bound,omitzero"` // what makes it the user's: promotion, or the entry of the user's devices
-	Promotion *Promotion `json:"promotion"`      // null: not promoted
+	User      *UserRef   `json:"user"`                // null: anonymous
+	Bound     string     `json:"bound,omitzero"`      // what makes it the user's: promotion, or the entry of the user's devices
+	Promotion *Promotion `json:"promotion"`           // null: not promoted
+	FirstSeen Time       `json:"first_seen,omitzero"` // since the start; absent: not seen
 	LastSeen  Time       `json:"last_seen,omitzero"`
+	LastUsed  Time       `json:"last_used,omitzero"` // source of a flow
 }
 
 // Promotion is a device's time under a user. In a request user, idle and session count.

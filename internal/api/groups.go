@@ -61,6 +61,9 @@ func (s *Server) putGroup(w http.ResponseWriter, r *http.Request) error {
 		return userProblem(invalid("name %q: a group keeps its name, %q", g.Name, name))
 	}
 	limits, err := limitsOf(&g.Limits)
+	if err == nil {
+		err = s.knownOutbound(&limits)
+	}
 	if err != nil {
 		return userProblem(err)
 	}

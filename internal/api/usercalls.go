@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -81,7 +82,7 @@ func (s *Server) createUser(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return s.editUser(w, r, u.Name, func(users Users) (string, error) {
-		spec, err := specOf(&u.UserSpec)
+		spec, err := s.spec(&u.UserSpec)
 		if err == nil {
 			err = users.Create(spec)
 		}
@@ -100,7 +101,7 @@ func (s *Server) putUser(w http.ResponseWriter, r *http.Request) error {
 		return userProblem(invalid("name: it is %q in the path, and %q in the body", name, u.Name))
 	}
 	return s.editUser(w, r, name, func(users Users) (string, error) {
-		spec, err := specOf(&u.UserSpec)
+		spec, err := s.spec(&u.UserSpec)
 		if err == nil {
 			err = users.Put(spec)
 		}
@@ -120,7 +121,7 @@ func (s *Server) patchUser(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("name")
 	return s.editUser(w, r, name, func(users Users) (next string, err error) {
 		err = users.Update(name, func(now user.Spec) (user.Spec, error) {
-			spec, err := merge(&now, []byte(patch))
+			spec, err := s.merge(&now, []byte(patch))
 			next = spec.Name
 			return spec, err
 		})
@@ -129,7 +130,7 @@ func (s *Server) patchUser(w http.ResponseWriter, r *http.Request) error {
 }
 
 // merge is the definition with a merge patch applied.
-func merge(now *user.Spec, patch []byte) (user.Spec, error) {
+func (s *Server) merge(now *user.Spec, patch []byte) (user.Spec, error) {
 	text, err := patched(specShape(now), patch)
 	if err != nil {
 		return *now, err
@@ -138,7 +139,31 @@ func merge(now *user.Spec, patch []byte) (user.Spec, error) {
 	if err := decodeRecord(text, &u); err != nil {
 		return *now, err
 	}
-	return specOf(&u)
+	return s.spec(&u)
+}
+
+// spec is the definition that a request wrote, which must name no outbound that there
+// is not.
+func (s *Server) spec(u *UserSpec) (user.Spec, error) {
+	spec, err := specOf(u)
+	if err == nil {
+		err = s.knownOutbound(&spec.Limits)
+	}
+	return spec, err
+}
+
+func (s *Server) knownOutbound(l *user.Limits) error {
+	tag := l.WhenExhausted.Outbound
+	var tags []string
+	for _, o := range s.opt.Gateway.Outbounds() {
+		if o.Version > 0 { // 0: it was removed
+			tags = append(tags, o.Tag)
+		}
+	}
+	if tag == "" || slices.Contains(tags, tag) {
+		return nil
+	}
+	return invalid("limits.when_exhausted.outbound: no outbound %q: known are %s", tag, strings.Join(tags, ", "))
 }
 
 // editUser changes the user of that name, or makes it, and answers the user, whose name
@@ -162,10 +187,13 @@ func (s *Server) editUser(w http.ResponseWriter, r *http.Request, name string, e
 	if err != nil {
 		return userProblem(err)
 	}
-	s.log.Info("user changed", "user", next, "by", callerOf(r).name)
-	status := http.StatusOK
+	status, what := http.StatusOK, "changed"
 	if now == nil {
-		status = http.StatusCreated
+		status, what = http.StatusCreated, "added"
+	}
+	s.log.Info("user "+what, "user", next, "by", callerOf(r).name)
+	if v, err := users.Get(next); err == nil {
+		s.events.PublishUser(user.Event{Kind: "user." + what, User: v.ID, Name: v.Name, State: v.State.String()})
 	}
 	return s.answerUser(w, r, users, next, status)
 }

@@ -47,11 +47,8 @@ func resetOf(r *Reset) (user.Reset, error) {
 	if every == 0 {
 		return user.Reset{}, invalid("limits.traffic.reset.every %q: want %s", r.Every, strings.Join(periods[1:], ", "))
 	}
-	if monthly := user.Period(every) == user.Monthly; !monthly && r.Day != 0 || r.Day > 31 {
-		return user.Reset{}, invalid("limits.traffic.reset.day %d: want 1 to 31, with every: month alone", r.Day)
-	}
 	zone, err := zoneOf(r.Zone)
-	return user.Reset{Every: user.Period(every), Day: int(r.Day), Zone: zone, CarryOver: r.CarryOver}, err
+	return user.Reset{Every: user.Period(every), Day: count(r.Day), Zone: zone, CarryOver: r.CarryOver}, err
 }
 
 // zoneOf is a time zone, nil for UTC. "Local" would mean another one on another host.

@@ -17,6 +17,7 @@ import (
 	"gatewayd/internal/api"
 	"gatewayd/internal/exitcode"
 	"gatewayd/track"
+	"gatewayd/user"
 )
 
 func TestBytesAreShownInThreeDigits(t *testing.T) {
@@ -113,14 +114,15 @@ func (l *lockedBuffer) String() string {
 
 // watching runs a watch command until its output has every one of want. do makes
 // something to see; it is called again and again, for the watcher may not be there yet.
-func watching(t *testing.T, do func(*track.Tracker), want []string, args ...string) {
+func watching(t *testing.T, do func(*track.Tracker, *api.Events), want []string, args ...string) {
 	t.Helper()
 	tracker, err := track.New(track.Options{Interval: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(t.TempDir(), "api.sock")
-	server, err := api.New(api.Options{Listen: []string{"unix:" + socket}, Tracker: tracker, Gateway: &scripted{}, Drops: new(flow.Drops)})
+	events := api.NewEvents()
+	server, err := api.New(api.Options{Listen: []string{"unix:" + socket}, Tracker: tracker, Gateway: &scripted{}, Drops: new(flow.Drops), Events: events})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +143,7 @@ func watching(t *testing.T, do func(*track.Tracker), want []string, args ...stri
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for missing := true; missing; {
-		do(tracker)
+		do(tracker, events)
 		text := out.String()
 		missing = false
 		for _, w := range want {
@@ -159,7 +161,7 @@ func watching(t *testing.T, do func(*track.Tracker), want []string, args ...stri
 	}
 }
 
-func openAndClose(tr *track.Tracker) {
+func openAndClose(tr *track.Tracker, _ *api.Events) {
 	tr.Open(track.Meta{Inbound: "lan", Network: flow.UDP, Source: netip.MustParseAddrPort("10.0.0.2:5"), Rule: -1}, nil).Close(nil)
 }
 
@@ -169,8 +171,19 @@ func TestWatchFlowsPrintsALineForEachEventUntilInterrupted(t *testing.T) {
 }
 
 func TestWatchTrafficPrintsALineForEachTickUntilInterrupted(t *testing.T) {
-	watching(t, (*track.Tracker).Final, []string{"TICK", "0 B/s"}, "watch", "traffic")
-	watching(t, (*track.Tracker).Final, []string{`{"tick":`, `"total":{"up":0,`}, "watch", "traffic", "--json")
+	tick := func(tr *track.Tracker, _ *api.Events) { tr.Final() }
+	watching(t, tick, []string{"TICK", "0 B/s"}, "watch", "traffic")
+	watching(t, tick, []string{`{"tick":`, `"total":{"up":0,`}, "watch", "traffic", "--json")
+}
+
+func TestWatchUsersPrintsALineForEachEventUntilInterrupted(t *testing.T) {
+	happen := func(_ *track.Tracker, e *api.Events) {
+		e.Publish("config.applied", "not about users")
+		e.PublishUser(user.Event{Kind: "user.near", User: 1, Name: "ann", State: "active"})
+		e.PublishUser(user.Event{Kind: "device.demoted", User: 1, Name: "ann", State: "active", Device: "10.0.0.7", Why: "idle"})
+	}
+	watching(t, happen, []string{"  user.near        ann is active\n", "  device.demoted   ann is active  10.0.0.7 (idle)\n"}, "watch", "users")
+	watching(t, happen, []string{`{"data":{"user":{"id":1,"name":"ann"},"state":"active"},"event":"user.near"}`}, "watch", "users", "--json")
 }
 
 // hostRoot is a made-up host.
@@ -286,5 +299,51 @@ func TestADeviceThatIsThereIsToldAndKept(t *testing.T) {
 		if (r.Result == "none") != (want == "") || !strings.Contains(r.Note, want) {
 			t.Errorf("%s: %+v", name, r)
 		}
+	}
+}
+
+// longest is the number of columns of the longest line.
+func longest(text []byte) (n int) {
+	for line := range strings.Lines(string(text)) {
+		n = max(n, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))
+	}
+	return n
+}
+
+func TestTablesOfUsersAndDevicesFitEightyColumns(t *testing.T) {
+	left := uint64(999_900_000_000)
+	long := strings.Repeat("name", 16)
+	u := api.User{UserSpec: api.UserSpec{Name: long, Group: long}, State: "exhausted", Left: api.Left{Total: &left}, ExpiresAt: api.Time(time.Now())}
+	u.Usage.Up, u.Usage.Down, u.Usage.Connections = left, left, 12345
+	d := api.Device{Device: "mac:3c:22:fb:aa:bb:cc", Host: long, Addresses: []string{"192.168.100.100", "2001:db8:aaaa:bbbb:cccc:dddd:eeee:1"}, User: &api.UserRef{Name: long}, Bound: "host:" + long}
+	p := api.UsagePoint{Up: left, Down: left, ChargedUp: left, ChargedDown: left}
+	for name, text := range map[string][]byte{
+		"users": userTable([]api.User{u}).render(80), "devices": deviceTable([]api.Device{d}).render(80),
+		"usage": sumTable(&api.UsageList{By: "user", Series: []api.Series{{Name: long, Points: []api.UsagePoint{p}}}}).render(80),
+	} {
+		if n := longest(text); n > 80 {
+			t.Errorf("%s: %d columns:\n%s", name, n, text)
+		}
+	}
+}
+
+func TestWhatIsLeftIsTheLeastOfTheLimits(t *testing.T) {
+	n := func(n uint64) *uint64 { return &n }
+	for want, l := range map[string]api.Left{"-": {}, "3 B": {Up: n(9), Down: n(3), Total: n(5)}, "5 B": {Total: n(5)}, "0 B": {Up: n(0), Total: n(5)}} {
+		if got := leftText(&l); got != want {
+			t.Errorf("%s: want %s", got, want)
+		}
+	}
+}
+
+func TestMyDeviceIsShownWithWhatItHasLeft(t *testing.T) {
+	left := uint64(5000)
+	m := api.Me{Device: "10.0.0.2", User: &api.UserRef{Name: "ann"}, State: "active", Left: &api.Left{Total: &left}, Usage: &api.MyUsage{Up: 10, Down: 20}}
+	const want = "device   10.0.0.2\nuser     ann\nstate    active\nmoved    up 10 B, down 20 B\nleft     5.0 kB\n"
+	if got := string(meText(&m)); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if got := string(meText(&api.Me{Device: "10.0.0.2", State: "anonymous"})); got != "device   10.0.0.2\nstate    anonymous\n" {
+		t.Errorf("got\n%s", got)
 	}
 }

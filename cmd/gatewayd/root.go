@@ -43,6 +43,7 @@ func newRoot(a *app) *cobra.Command {
 		runCommand(a), checkCommand(a), schemaCommand(a), versionCommand(a), doctorCommand(a), cleanupCommand(a),
 		reloadCommand(a), configCommand(a), statusCommand(a), outboundsCommand(a),
 		flowsCommand(a), killCommand(a), topCommand(a), watchCommand(a),
+		usersCommand(a), devicesCommand(a), meCommand(a),
 	)
 	return root
 }

@@ -17,8 +17,10 @@ import (
 
 	"gatewayd/flow"
 	"gatewayd/internal/api"
+	"gatewayd/internal/api/apitest"
 	"gatewayd/internal/exitcode"
 	"gatewayd/track"
+	"gatewayd/user"
 )
 
 // leakCheck runs the tests and then looks for goroutines that they left.
@@ -50,6 +52,7 @@ func TestTheCommandLine(t *testing.T) {
 			"close":  closeFlow,
 			"tick":   func(ts *testscript.TestScript, _ bool, _ []string) { gatewayOf(ts).tracker.Final() },
 			"exits":  exits,
+			"used":   used,
 			"socket": deadSocket,
 		},
 	})
@@ -59,6 +62,8 @@ func TestTheCommandLine(t *testing.T) {
 type scripted struct {
 	tracker *track.Tracker
 	flows   map[string]*track.Flow
+	users   *apitest.Users
+	events  *api.Events
 }
 
 func (*scripted) Status() api.Status {
@@ -87,9 +92,15 @@ func setup(env *testscript.Env) error {
 	if err != nil {
 		return err
 	}
-	g := &scripted{tracker: tracker, flows: map[string]*track.Flow{}}
+	g := &scripted{tracker: tracker, flows: map[string]*track.Flow{}, users: apitest.NewUsers(), events: api.NewEvents()}
 	socket := filepath.Join(env.WorkDir, "api.sock")
-	server, err := api.New(api.Options{Listen: []string{"unix:" + socket}, Version: "1.2.3", Tracker: tracker, Gateway: g, Drops: new(flow.Drops)})
+	point := []user.Point{{Start: time.UnixMilli(0), Volume: user.Volume{Up: 1000, Down: 2000, ChargedUp: 3000, ChargedDown: 4000}}}
+	devices := &apitest.Devices{Users: g.users}
+	devices.Add(api.Device{Device: "mac:3c:22:fb:aa:bb:cc", Host: "annes-very-long-name-of-a-phone", Addresses: []string{"192.168.1.9", "fd66:6600:aaaa:bbbb:cccc:dddd:eeee:1"}})
+	server, err := api.New(api.Options{
+		Listen: []string{"unix:" + socket}, Version: "1.2.3", Tracker: tracker, Gateway: g, Drops: new(flow.Drops), Events: g.events,
+		Users: g.users, Devices: devices, Billing: &apitest.Billing{Users: g.users, Points: map[user.Payer][]user.Point{{Kind: user.ForUser, User: 1}: point}},
+	})
 	if err != nil {
 		return err
 	}
@@ -108,11 +119,16 @@ func setup(env *testscript.Env) error {
 	return nil
 }
 
-// openFlow: open NAME [SOURCE DESTINATION OUTBOUND]
+// openFlow: open NAME [USER | SOURCE DESTINATION OUTBOUND]
 func openFlow(ts *testscript.TestScript, _ bool, args []string) {
 	m := track.Meta{
 		Inbound: "lan", Network: flow.TCP, Source: netip.MustParseAddrPort("10.0.0.2:51234"),
 		Dest: flow.Destination{Addr: netip.MustParseAddrPort("203.0.113.5:443")}, Outbound: "direct", Version: 1, Epoch: 1,
+	}
+	if len(args) == 2 {
+		v, err := gatewayOf(ts).users.Get(args[1])
+		ts.Check(err)
+		m.User, m.UserName = v.ID, v.Name
 	}
 	if len(args) == 4 {
 		m.Source, m.Dest.Addr, m.Outbound = netip.MustParseAddrPort(args[1]), netip.MustParseAddrPort(args[2]), args[3]
@@ -131,6 +147,18 @@ func moveBytes(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(err)
 		gatewayOf(ts).flows[args[0]].Moved(d, n)
 	}
+}
+
+// used: used USER UP DOWN
+func used(ts *testscript.TestScript, _ bool, args []string) {
+	gatewayOf(ts).users.Change(args[0], func(v *user.View) {
+		for i, n := range []*uint64{&v.Usage.Up, &v.Usage.Down} {
+			parsed, err := strconv.ParseUint(args[i+1], 10, 64)
+			ts.Check(err)
+			*n = parsed
+		}
+		v.Usage.ChargedUp, v.Usage.ChargedDown, v.Usage.FirstUse = v.Usage.Up, v.Usage.Down, time.UnixMilli(1)
+	})
 }
 
 // closeFlow: close NAME

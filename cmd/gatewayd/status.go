@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,7 +42,12 @@ func outboundsCommand(a *app) *cobra.Command {
 
 // show prints the answer at path: as it is for --json, else as text makes it.
 func show[T any](ctx context.Context, a *app, c *client.Client, path string, text func(T) []byte) error {
-	body, _, err := c.Bytes(ctx, client.Request{Path: path})
+	return showQuery(ctx, a, c, path, nil, text)
+}
+
+// showQuery is show of an answer that depends on a query.
+func showQuery[T any](ctx context.Context, a *app, c *client.Client, path string, query url.Values, text func(T) []byte) error {
+	body, _, err := c.Bytes(ctx, client.Request{Path: path, Query: query})
 	if err != nil {
 		return err
 	}
@@ -70,6 +76,9 @@ func statusText(s *api.Status, width int) []byte {
 		line("budget", "%s of %s in use, %s", humanBytes(s.Memory.Used), humanBytes(s.Memory.Budget), s.Memory.Level)
 	}
 	line("drops", "%s", dropText(s.Drops))
+	if l := s.Ledger; l != nil {
+		line("ledger", "%s", ledgerText(l))
+	}
 	if l := s.FlowLog; l != nil {
 		line("flow log", "%s: %d flows written, %d dropped", l.File, l.Written, l.Dropped)
 	}
@@ -81,6 +90,17 @@ func statusText(s *api.Status, width int) []byte {
 	fmt.Fprintln(&b)
 	b.Write(outboundTable(s.Outbounds).render(width))
 	return b.Bytes()
+}
+
+func ledgerText(l *api.Ledger) string {
+	text := "on disk"
+	if !l.Writable {
+		text = "in memory only, nothing can be written"
+	}
+	if l.LastCommit.IsZero() {
+		return text
+	}
+	return text + ", last commit " + timeText(l.LastCommit)
 }
 
 // dropText names the causes that occurred.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -47,9 +49,15 @@ func tagsOf(ctx context.Context, c *client.Client) (t tags, err error) {
 	return tags{slices.Sorted(maps.Keys(in)), slices.Sorted(maps.Keys(out))}, nil
 }
 
-// unknownTag is why a selector picked nothing: a tag that the gateway does not have.
-// It is nil if there is no such reason, also where the gateway does not tell.
+// unknownTag is why a selector picked nothing: a tag or a user that the gateway does
+// not have. It is nil if there is no such reason, also where the gateway does not tell.
 func unknownTag(ctx context.Context, c *client.Client, selector url.Values) error {
+	if selector.Has("user") {
+		_, err := c.User(ctx, selector.Get("user"))
+		if p, ok := errors.AsType[*api.Problem](err); ok && p.Status == http.StatusNotFound {
+			return fmt.Errorf("no user %q: see gatewayd users", selector.Get("user"))
+		}
+	}
 	if !selector.Has("inbound") && !selector.Has("outbound") {
 		return nil
 	}
@@ -102,8 +110,10 @@ func completeTags(a *app, cmd *cobra.Command) {
 		t, err := tagsOf(ctx, c)
 		return t.outbound, err
 	}))
+	register(cmd, "user", a.completing(userNames))
+	register(cmd, "device", a.completing(deviceNames))
 	for _, s := range selectors {
-		if s.key != "inbound" && s.key != "outbound" {
+		if !slices.Contains([]string{"inbound", "outbound", "user", "device"}, s.key) {
 			register(cmd, s.key, cobra.NoFileCompletions)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 var errStreamEnded = errors.New("the gateway ended the stream: is it shutting down?")
 
 func watchCommand(a *app) *cobra.Command {
-	return group(&cobra.Command{Use: "watch", Short: "Follow what happens, until interrupted"}, watchFlows(a), watchTraffic(a))
+	return group(&cobra.Command{Use: "watch", Short: "Follow what happens, until interrupted"}, watchFlows(a), watchTraffic(a), watchUsers(a))
 }
 
 func watchFlows(a *app) *cobra.Command {
@@ -27,14 +27,14 @@ func watchFlows(a *app) *cobra.Command {
 		Short: "Print flows as they open and close",
 		Args:  noArgs,
 		RunE: a.asking(func(ctx context.Context, c *client.Client, _ *cobra.Command, _ []string) error {
-			return a.follow(ctx, c, "/v1/connections/events", a.flowEvent)
+			return a.follow(ctx, c, "/v1/connections/events", nil, a.flowEvent)
 		}),
 	}
 }
 
 // follow calls print for each event, until the stream or ctx ends.
-func (a *app) follow(ctx context.Context, c *client.Client, path string, print func(client.Event) error) error {
-	for ev, err := range c.Stream(ctx, path, url.Values{}, "") {
+func (a *app) follow(ctx context.Context, c *client.Client, path string, query url.Values, print func(client.Event) error) error {
+	for ev, err := range c.Stream(ctx, path, query, "") {
 		if err != nil {
 			return err
 		}
@@ -46,21 +46,55 @@ func (a *app) follow(ctx context.Context, c *client.Client, path string, print f
 }
 
 func (a *app) flowEvent(ev client.Event) error {
-	if a.json {
-		return a.printJSON(map[string]any{"event": ev.Name, "data": json.RawMessage(ev.Data)})
-	}
-	if ev.Name == "lagged" {
-		var l api.Lagged
-		if err := json.Unmarshal(ev.Data, &l); err != nil {
-			return fmt.Errorf("event: %w", err)
-		}
-		return a.printf("%s  lagged   %d events missed\n", clock(time.Now()), l.Missed)
+	if a.json || ev.Name == "lagged" {
+		return a.anyEvent(ev)
 	}
 	var f api.Flow
 	if err := json.Unmarshal(ev.Data, &f); err != nil {
 		return fmt.Errorf("event: %w", err)
 	}
 	return a.printf("%s\n", flowLine(ev.Name, &f, a.width()))
+}
+
+// anyEvent prints an event as JSON, or that some were missed.
+func (a *app) anyEvent(ev client.Event) error {
+	if a.json {
+		return a.printJSON(map[string]any{"event": ev.Name, "data": json.RawMessage(ev.Data)})
+	}
+	var l api.Lagged
+	if err := json.Unmarshal(ev.Data, &l); err != nil {
+		return fmt.Errorf("event: %w", err)
+	}
+	return a.printf("%s  lagged   %d events missed\n", clock(time.Now()), l.Missed)
+}
+
+func watchUsers(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "users",
+		Short: "Print what happens to users and their devices",
+		Args:  noArgs,
+		RunE: a.asking(func(ctx context.Context, c *client.Client, _ *cobra.Command, _ []string) error {
+			return a.follow(ctx, c, "/v1/events", url.Values{"types": {"user,device"}}, a.userEvent)
+		}),
+	}
+}
+
+func (a *app) userEvent(ev client.Event) error {
+	if a.json || ev.Name == "lagged" {
+		return a.anyEvent(ev)
+	}
+	var u api.UserEvent
+	if err := json.Unmarshal(ev.Data, &u); err != nil {
+		return fmt.Errorf("event: %w", err)
+	}
+	text := u.User.Name + " is " + u.State
+	if u.Device != "" {
+		text += "  " + u.Device
+	}
+	if u.Why != "" {
+		text += " (" + u.Why + ")"
+	}
+	return a.printf("%s  %-15s  %s\n", clock(time.Now()), ev.Name, printable(text))
 }
 
 // flowLine is one event as people read it, in width columns where that is possible;
@@ -116,7 +150,7 @@ func watchTraffic(a *app) *cobra.Command {
 			return a.trafficEvent(client.Event{Data: body}, true)
 		}
 		lines := 0
-		return a.follow(ctx, c, "/v1/traffic", func(ev client.Event) error {
+		return a.follow(ctx, c, "/v1/traffic", nil, func(ev client.Event) error {
 			head := lines%20 == 0
 			lines++
 			return a.trafficEvent(ev, head)

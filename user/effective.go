@@ -93,3 +93,11 @@ func allowance(limit, extra uint64) uint64 {
 
 // used reports that the traffic is used up.
 func (p *policy) used(u *Usage) bool { return p.reached([2]uint64{u.ChargedUp, u.ChargedDown}) }
+
+// passed reports that so many percent of the traffic are used up.
+func (p *policy) passed(percent uint64, u *Usage) bool {
+	most := func(limit, charged uint64) bool {
+		return limit != none && charged >= limit/100*percent+limit%100*percent/100
+	}
+	return most(p.up, u.ChargedUp) || most(p.down, u.ChargedDown) || most(p.total, saturate(u.ChargedUp, u.ChargedDown))
+}

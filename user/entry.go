@@ -27,7 +27,8 @@ type entry struct {
 	settled               // of whoever is at it
 
 	committed uint64 // of commits: bytes that had moved
-	near      uint64 // of commits: generation+1 in which user.near was told
+	near      uint64 // of commits: percent of which user.near was told last, in the generation nearOf
+	nearOf    uint64
 }
 
 // settled is what the account was told last.

@@ -155,8 +155,12 @@ func (u *Users) changed(key flow.UserKey) {
 	}
 }
 
-func (u *Users) event(kind string, e *entry) {
+func (u *Users) event(kind string, e *entry) { u.tell(Event{Kind: kind}, e) }
+
+// tell tells of an event of e.
+func (u *Users) tell(ev Event, e *entry) {
 	if u.opt.Events != nil {
-		u.opt.Events(Event{Kind: kind, User: e.key, Name: e.def.Load().name, State: e.state().String()})
+		ev.User, ev.Name, ev.State = e.key, e.def.Load().name, e.state().String()
+		u.opt.Events(ev)
 	}
 }

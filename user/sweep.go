@@ -200,8 +200,11 @@ func (u *Users) unkept(err error) {
 	}
 }
 
-// seen stamps a user that moved something since the last commit, and tells once in a
-// period that nine tenths of the traffic are used up.
+// nearly are the percents of the traffic at which user.near is told, once in a period.
+var nearly = [...]uint64{80, 95}
+
+// seen stamps a user that moved something since the last commit, and tells of the
+// highest of nearly that it passed since.
 func (u *Users) seen(e *entry, usage *Usage, moved bool) {
 	if moved {
 		now := u.now()
@@ -209,11 +212,18 @@ func (u *Users) seen(e *entry, usage *Usage, moved bool) {
 	}
 	limits := e.limits()
 	p := policyOf(&limits, usage)
-	most := func(limit, charged uint64) bool { return limit != none && charged >= limit-limit/10 }
-	if e.near == usage.Generation+1 || p.used(usage) ||
-		!most(p.up, usage.ChargedUp) && !most(p.down, usage.ChargedDown) && !most(p.total, saturate(usage.ChargedUp, usage.ChargedDown)) {
+	if e.nearOf != usage.Generation {
+		e.nearOf, e.near = usage.Generation, 0
+	}
+	passed := uint64(0)
+	for _, percent := range nearly {
+		if p.passed(percent, usage) {
+			passed = percent
+		}
+	}
+	if passed <= e.near || p.used(usage) {
 		return
 	}
-	e.near = usage.Generation + 1
-	u.event("user.near", e)
+	e.near = passed
+	u.tell(Event{Kind: "user.near", Percent: int(passed)}, e)
 }

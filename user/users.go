@@ -87,6 +87,8 @@ type Event struct {
 	State  string // now
 	Device string // of promotions
 	Why    string // of device.demoted: idle, session, device, demoted
+
+	Percent int // of user.near: 80 or 95, the part of its traffic that is used up
 }
 
 // never is the UnixNano of what does not come.

@@ -61,7 +61,7 @@ func (e *Events) Publish(name string, data any) {
 
 // PublishUser puts an event of the registry of users on the ring, as Publish does.
 func (e *Events) PublishUser(ev user.Event) {
-	e.Publish(ev.Kind, UserEvent{User: UserRef{uint64(ev.User), ev.Name}, State: ev.State, Device: ev.Device, Why: ev.Why})
+	e.Publish(ev.Kind, UserEventOf(ev))
 }
 
 // last is the newest sequence number.

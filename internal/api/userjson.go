@@ -126,6 +126,13 @@ type UserEvent struct {
 	State  string  `json:"state"`           // now
 	Device string  `json:"device,omitzero"` // of promotions
 	Why    string  `json:"why,omitzero"`    // of device.demoted
+
+	Percent int `json:"percent,omitzero"` // of user.near: 80 or 95, of the traffic
+}
+
+// UserEventOf is the event's form in JSON.
+func UserEventOf(ev user.Event) UserEvent {
+	return UserEvent{User: UserRef{uint64(ev.User), ev.Name}, State: ev.State, Device: ev.Device, Why: ev.Why, Percent: ev.Percent}
 }
 
 // Duration is written as in "30d", "12h" or "1h30m"; null when 0.

@@ -154,7 +154,7 @@ func (*webURL) schema() map[string]any {
 type eventName string
 
 var (
-	eventKinds  = []string{"flow", "session", "user", "outbound", "config", "warning"}
+	eventKinds  = []string{"flow", "session", "user", "device", "outbound", "config", "warning"}
 	eventRegexp = regexp.MustCompile(`^[a-z]+(\.[a-z_]+)?$`)
 )
 

@@ -244,4 +244,3 @@ func TestNoSlotIsLostWhileDevicesChangeUsersAndFlowsComeAndGo(t *testing.T) {
 	r.gw.tracker.KillWhere(func(*track.Record) bool { return true })
 	r.balanced()
 }
-

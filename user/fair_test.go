@@ -270,6 +270,7 @@ func TestWhoHoldsTheLastOfTheTrafficAndMovesNothingIsEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		holder.Took(flow.Down, 50_000)
+		a.usage() // looks at everything
 		time.Sleep(time.Hour)
 		if cause != nil {
 			t.Fatal("ended although nobody waits")

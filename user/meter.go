@@ -91,6 +91,9 @@ func (a *account) spaceLocked() bool {
 
 // cost adds n bytes, times millionths, to charged bytes and the millionths carried.
 func cost(charged, carry, n, millionths uint64) (uint64, uint64) {
+	if millionths == one {
+		return saturate(charged, n), carry
+	}
 	hi, lo := bits.Mul64(n, millionths)
 	lo, c := bits.Add64(lo, carry, 0)
 	if hi += c; hi >= one {

@@ -100,6 +100,33 @@ func TestABucketIsPaidWholeAndRepaidExactly(t *testing.T) {
 	}
 }
 
+// What is beyond a full bucket is nobody's, fractions included, and debt has an end.
+func TestABucketBanksNoFractionsAndSaturates(t *testing.T) {
+	var b bucket
+	b.change(3, 3, 0)
+	b.spend(4)
+	b.earn(10 * int64(time.Second) / 3) // 9 bytes and a fraction
+	if b.spend(4); b.debt != 1 || b.wait() != time.Second/3+1 {
+		t.Errorf("%+v waits %v", b, b.wait())
+	}
+	b.spend(math.MaxUint64)
+	if b.spend(5); b.debt != math.MaxUint64 || b.wait() != time.Second {
+		t.Errorf("%+v waits %v", b, b.wait())
+	}
+}
+
+func TestAPauseIsBetweenAMillisecondAndASecond(t *testing.T) {
+	for debt, want := range map[uint64]time.Duration{1: time.Millisecond, 20_000: 20 * time.Millisecond, 1 << 40: time.Second} {
+		a := newTestAccount(bandwidthUp(mega))
+		l := mustAdmit(t, a)
+		a.bandwidth[flow.Up].spend(a.bandwidth[flow.Up].credit + debt)
+		a.joinLocked(&l.ways[flow.Up])
+		if pause, ok := a.pauseLocked(); pause != want || !ok {
+			t.Errorf("in debt of %d: %v, %v", debt, pause, ok)
+		}
+	}
+}
+
 func TestTheBurstsAreATenthAndOneSecond(t *testing.T) {
 	for rate, want := range map[uint64]uint64{1: 1, 9: 1, 10: 1, 11: 2, 1000: 100, 10 * mega: mega, math.MaxUint64: math.MaxUint64/10 + 1} {
 		if got := bandwidthBurst(rate); got != want {
@@ -201,15 +228,28 @@ func TestAWaitEndsWhenTheDebtIsPaid(t *testing.T) {
 	})
 }
 
+func setBandwidth(p *policy, rate uint64) { p.bandwidth = [2]uint64{rate, rate} }
+func setSpeed(p *policy, rate uint64)     { p.speed = rate }
+func setThrottle(p *policy, rate uint64)  { p.throttle = rate }
+
 // B48: the long-run rate does not depend on how much is written at once.
 func TestTheLongRunRateIsTheLimitForStreams(t *testing.T) {
-	for _, c := range []struct {
+	for i, c := range []struct {
 		rate    uint64
 		seconds int
-	}{{1, 50_000}, {100, 2000}, {1000, 300}, {10 * mega, 20}} {
+		kind    func(p *policy, rate uint64)
+	}{
+		{1, 50_000, setBandwidth},
+		{100, 2000, setSpeed},
+		{1000, 300, setThrottle},
+		{1000, 300, setBandwidth},
+		{10 * mega, 20, setSpeed},
+		{10 * mega, 20, setBandwidth},
+		{10 * mega, 20, setThrottle},
+	} {
 		for _, size := range []int{1500, 64 << 10} {
 			synctest.Test(t, func(t *testing.T) {
-				a := newTestAccount(limited(func(p *policy) { p.bandwidth[flow.Down] = c.rate }))
+				a := newTestAccount(limited(func(p *policy) { c.kind(p, c.rate) }))
 				stop := make(chan struct{})
 				w := newWorker(t, mustAdmit(t, a), flow.Down, fixed(size))
 				go w.run(stop)
@@ -218,7 +258,7 @@ func TestTheLongRunRateIsTheLimitForStreams(t *testing.T) {
 				synctest.Wait()
 				// The last transfer is not paid yet.
 				if want := c.rate * uint64(c.seconds); w.moved.Load() < want-want/20 || w.moved.Load() > want+want/20+uint64(a.turn[flow.Down]) {
-					t.Errorf("%d B/s in pieces of %d: %d bytes in %d s", c.rate, size, w.moved.Load(), c.seconds)
+					t.Errorf("%d: %d B/s in pieces of %d: %d bytes in %d s", i, c.rate, size, w.moved.Load(), c.seconds)
 				}
 				if limit := w.moved.Load()/uint64(min(size, a.turn[flow.Down])) + uint64(c.seconds) + 10; uint64(w.pause) > limit {
 					t.Errorf("%d B/s in pieces of %d: paused %d times for %d bytes", c.rate, size, w.pause, w.moved.Load())

@@ -288,6 +288,75 @@ func TestDatagramsKeepTheirOrderAndBounds(t *testing.T) {
 	})
 }
 
+// Once the limit is gone, what waits goes at once, before what comes then.
+func TestWhatWaitsGoesFirstWhenTheLimitIsGone(t *testing.T) {
+	for _, gap := range []time.Duration{0, shortestPause} {
+		testLimitGone(t, gap)
+	}
+}
+
+// testLimitGone sends one more datagram after a gap.
+func testLimitGone(t *testing.T, gap time.Duration) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newTestAccount(bandwidthUp(1))
+		f := newDatagramFlow(t, a)
+		w := newWorker(t, mustAdmit(t, a), flow.Up, fixed(100))
+		for size := range 200 {
+			f.send(t, flow.Up, datagram(1+size))
+		}
+		go w.transfer(nil)
+		synctest.Wait()
+		a.setPolicy(unlimited())
+		time.Sleep(gap)
+		synctest.Wait()
+		if gap > 0 && f.up.count() != 200 {
+			t.Fatalf("%d left", f.up.count())
+		}
+		f.send(t, flow.Up, datagram(201))
+		time.Sleep(shortestPause)
+		synctest.Wait()
+		if f.up.count() != 201 || w.moved.Load() != 100 {
+			t.Fatalf("%d left, the stream moved %d", f.up.count(), w.moved.Load())
+		}
+		for i, p := range f.up.got {
+			if len(p) != 1+i {
+				t.Fatalf("datagram %d left in place %d", len(p)-1, i)
+			}
+		}
+		if f.state.Load() != open {
+			t.Error("the account is still asked")
+		}
+	})
+}
+
+// A turn that somebody else's reservation took away comes back with it.
+func TestDatagramsThatWereCalledTooLateAreCalledAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newTestAccount(limited(func(p *policy) { p.total, p.block = 1000, true }))
+		f, other := newDatagramFlow(t, a), mustAdmit(t, a)
+		reserve := func() {
+			if _, err := other.Ready(flow.Down, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reserve()
+		f.send(t, flow.Up, datagram(10))
+		other.Took(flow.Down, 0) // calls
+		reserve()
+		time.Sleep(shortestPause)
+		synctest.Wait()
+		if f.up.count() != 0 {
+			t.Fatal("passed beside a transfer that may cross the limit")
+		}
+		other.Took(flow.Down, 0)
+		time.Sleep(shortestPause)
+		synctest.Wait()
+		if f.up.count() != 1 {
+			t.Error("was not called again")
+		}
+	})
+}
+
 // An empty datagram keeps its place and costs nothing.
 func TestAnEmptyDatagramKeepsItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

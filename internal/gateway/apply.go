@@ -84,17 +84,22 @@ func (g *Gateway) applyLocked(cfg *config.Config) error {
 		return g.refused(err)
 	}
 	defer users.Discard()
+	targets, err := targetsOf(cfg.Webhooks)
+	if err != nil {
+		return g.refused(err)
+	}
 	if err := g.usePlane(cfg, epoch); err != nil {
 		return g.refused(err)
 	}
 	users.Commit()
+	g.webhooks.Use(targets)
 	g.bindingsChanged()
 	g.apply.config = cfg
 	if g.opt.Level != nil {
 		g.opt.Level.Set(cfg.Log.Level)
 	}
 	g.log.Info("configuration applied", "epoch", epoch, "rules", len(cfg.Route.Rules), "outbounds", len(cfg.Outbounds))
-	g.events.Publish("config.applied", api.Applied{Epoch: epoch, ETag: unquote(cfg.ETag())})
+	g.publish("config.applied", api.Applied{Epoch: epoch, ETag: unquote(cfg.ETag())})
 	return nil
 }
 
@@ -104,7 +109,7 @@ func (g *Gateway) useFlowLogLocked() { g.flowLog.Use(flowlog.Target(g.apply.conf
 // refused logs once why a configuration was not applied.
 func (g *Gateway) refused(err error) error {
 	g.log.Error("configuration refused, the old one stays", "err", err)
-	g.events.Publish("config.refused", map[string]string{"error": err.Error()})
+	g.publish("config.refused", map[string]string{"error": err.Error()})
 	return err
 }
 

@@ -179,10 +179,11 @@ func (g *Gateway) listen(cfg *config.Config) error {
 }
 
 // CheckFiles tells what is wrong with the files that cfg names and a start reads:
-// tokens, certificate and key. The error has exitcode.Config.
+// tokens, certificate and key, webhooks' secrets. The error has exitcode.Config.
 func CheckFiles(cfg *config.Config) error {
 	_, err := tlsOf(cfg)
-	return exitcode.With(exitcode.Config, errors.Join(api.CheckTokens(tokensOf(cfg)), err))
+	_, secrets := targetsOf(cfg.Webhooks)
+	return exitcode.With(exitcode.Config, errors.Join(api.CheckTokens(tokensOf(cfg)), err, secrets))
 }
 
 func tokensOf(cfg *config.Config) (tokens []api.Token) {

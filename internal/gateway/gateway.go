@@ -26,6 +26,7 @@ import (
 	"gatewayd/internal/flowlog"
 	"gatewayd/internal/hostnet"
 	"gatewayd/internal/store"
+	"gatewayd/internal/webhook"
 	"gatewayd/route"
 	"gatewayd/track"
 	"gatewayd/user"
@@ -60,6 +61,7 @@ type Gateway struct {
 	store    *store.Store
 	ledger   *user.Ledger
 	users    *user.Users
+	webhooks *webhook.Sender
 	devices  *device.Table
 	unowned  unowned
 	restless restless
@@ -80,7 +82,7 @@ type Gateway struct {
 // New builds everything that can fail, devices last: after an error nothing is
 // left behind. Nothing is carried before Run. Errors carry exit codes.
 func New(opt Options) (g *Gateway, err error) {
-	g = &Gateway{opt: opt, log: opt.Log, events: api.NewEvents()}
+	g = &Gateway{opt: opt, log: opt.Log, events: api.NewEvents(), webhooks: newWebhooks(opt.Log)}
 	defer func() {
 		if err != nil {
 			g.close()
@@ -165,6 +167,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	settling := start(datagrams, "users", g.settleFlows)
 	usage := start(ledger, "usage", func(ctx context.Context) error { return g.countUsage(ctx, max(g.opt.Config.Sample, time.Second)) })
 	users := start(keeping, "users", g.users.Run)
+	webhooks := start(keeping, "webhooks", g.webhooks.Run)
 	sampler := start(counting, "sampler", g.tracker.Run)
 	flowLog := start(counting, "flow log", g.flowLog.Run)
 	server := start(serving, "api", g.api.Serve)
@@ -188,7 +191,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	stopLedger()
 	wait(usage)
 	stopKeeping()
-	wait(users)
+	wait(users, webhooks)
 	g.logTotals()
 	stopServing()
 	wait(server)

@@ -12,8 +12,7 @@ import (
 
 // party is who a flow runs for, as it was at one moment.
 type party struct {
-	gen    uint64 // of decisions, from before the rest was looked up
-	device flow.Device
+	gen    uint64       // of decisions, from before the rest was looked up
 	key    flow.UserKey // 0: anonymous
 	who    route.Who
 	detour string // tag of the outbound for who used up the traffic
@@ -78,9 +77,11 @@ func (g *Gateway) decide(f *flow.Flow, p *party, now time.Time) (d route.Decisio
 	plane = g.plane.Load()
 	d = plane.Route(&route.Query{Flow: *f, Now: now, Who: p.who})
 	if tag := p.detour; tag != "" && !blocked(d.Outbound) {
-		if v, ok := g.outbounds.Find(tag); ok {
-			d.Outbound, d.Rule, d.RuleName, d.Pin = v, route.DefaultRule, "", false
+		v, ok := g.outbounds.Find(tag)
+		if !ok { // removed since the limit was written: never the way of those who have traffic left
+			v, _ = g.outbounds.Find(typeReject)
 		}
+		d.Outbound, d.Rule, d.RuleName, d.Pin = v, route.DefaultRule, "", false
 	}
 	return d, plane
 }

@@ -24,6 +24,9 @@ func (g *Gateway) Status() api.Status {
 			s.Warnings = append(s.Warnings, "flow log: "+l.Trouble)
 		}
 	}
+	var ws []string
+	s.Ledger, ws = g.ledgerStatus()
+	s.Warnings = append(s.Warnings, ws...)
 	if w := g.memory.warning(); w != "" {
 		s.Warnings = append(s.Warnings, w)
 	}

@@ -102,7 +102,7 @@ const isn = 1000
 func newRig(t *testing.T, rules ...route.Rule) *rig {
 	t.Helper()
 	r := &rig{t: t, dev: &tap{make(chan []byte, 64), make(chan seen, 64)}}
-	g := &Gateway{log: slog.New(slog.DiscardHandler), events: api.NewEvents(), hosts: new(hostnet.AddrSet)}
+	g := &Gateway{log: slog.New(slog.DiscardHandler), events: api.NewEvents(), webhooks: newWebhooks(slog.New(slog.DiscardHandler)), hosts: new(hostnet.AddrSet)}
 	r.gw = g
 	g.devices = device.New(device.Options{})
 	g.restless.init()

@@ -4,15 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
+	"net"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"gatewayd/flow"
+	"gatewayd/internal/api"
 	"gatewayd/internal/config"
 	"gatewayd/internal/device"
 	"gatewayd/internal/exitcode"
 	"gatewayd/internal/store"
+	"gatewayd/internal/webhook"
 	"gatewayd/track"
 	"gatewayd/user"
 )
@@ -53,7 +59,9 @@ func (g *Gateway) openUsers(cfg *config.Config) error {
 		return exitcode.With(exitcode.Config, err)
 	}
 	change.Commit()
-	return nil
+	targets, err := targetsOf(cfg.Webhooks)
+	g.webhooks.Use(targets)
+	return err
 }
 
 // The commit interval on flash is another one, unless the configuration has its own.
@@ -169,4 +177,49 @@ func (g *Gateway) countUsage(ctx context.Context, interval time.Duration) error 
 }
 
 // userEvent tells whoever listens of something that happened to a user or a promotion.
-func (g *Gateway) userEvent(e user.Event) { g.events.PublishUser(e) }
+func (g *Gateway) userEvent(e user.Event) { g.publish(e.Kind, api.UserEventOf(e)) }
+
+// publish tells the API's streams and the webhooks of an event.
+func (g *Gateway) publish(kind string, data any) {
+	g.events.Publish(kind, data)
+	g.webhooks.Send(kind, time.Now(), data)
+}
+
+// newWebhooks makes the sender of events. Its connections are like any of this host's.
+func newWebhooks(log *slog.Logger) *webhook.Sender {
+	var d net.Dialer
+	return webhook.New(webhook.Options{Dial: d.DialContext, Log: log})
+}
+
+// targetsOf reads the secrets of webhooks. The error names the file.
+func targetsOf(hooks []config.Webhook) (targets []webhook.Target, err error) {
+	for _, h := range hooks {
+		t := webhook.Target{URL: h.URL, On: h.On}
+		if h.SecretFile != "" {
+			secret, err := os.ReadFile(h.SecretFile)
+			if t.Secret = strings.TrimSpace(string(secret)); err == nil && t.Secret == "" {
+				err = errors.New(h.SecretFile + " is empty")
+			}
+			if err != nil {
+				return nil, exitcode.With(exitcode.Config, fmt.Errorf("events.webhooks %s: secret: %w", h.URL, err))
+			}
+		}
+		targets = append(targets, t)
+	}
+	return targets, nil
+}
+
+// ledgerStatus tells whether usage is durable, and what an operator should know of it.
+func (g *Gateway) ledgerStatus() (l *api.Ledger, warnings []string) {
+	l = &api.Ledger{Writable: g.store.Writable(), LastCommit: api.Time(g.store.LastCommit())}
+	if err := g.store.Trouble(); err != nil {
+		warnings = append(warnings, fmt.Sprintf("users and usage are kept in memory only: %v", err))
+	}
+	if n := g.store.Lost(); n > 0 {
+		warnings = append(warnings, fmt.Sprintf("%d entries of the series of usage were given up while the disk took none", n))
+	}
+	if !g.users.Plausible() {
+		warnings = append(warnings, "the clock cannot be right: nobody expires by date and no period of traffic ends")
+	}
+	return l, warnings
+}

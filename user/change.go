@@ -140,16 +140,20 @@ func (c *Change) clashes(groups []Group, specs []Spec) error {
 			problems.add(fmt.Sprintf("groups[%d]", i), fmt.Sprintf("group %q", old.Name), "name", "there is a group of that name in the store; delete it there or rename this one")
 		}
 	}
-	stored := func(e *entry) bool { return e.def.Load().source == FromStore }
-	for i := range specs {
-		s := &specs[i]
-		if name, what := c.u.taken(s, stored); what != nil {
-			problems.add(fmt.Sprintf("users[%d]", i), fmt.Sprintf("user %q", s.Name), name, "that of user %q in the store; change it there or here", what.def.Load().name)
-		}
-	}
+	stored := make(map[*entry]bool)
 	for e := range c.u.stored() {
+		stored[e] = true
 		if d := e.def.Load(); d.group != "" && c.groups[d.group] == nil {
 			problems.add("groups", fmt.Sprintf("group %q", d.group), "name", "user %q of the store is a member; keep the group or move the user", d.name)
+		}
+	}
+	if len(stored) == 0 {
+		return problems.err()
+	}
+	for i := range specs {
+		s := &specs[i]
+		if name, what := c.u.taken(s, func(e *entry) bool { return stored[e] }); what != nil {
+			problems.add(fmt.Sprintf("users[%d]", i), fmt.Sprintf("user %q", s.Name), name, "that of user %q in the store; change it there or here", what.def.Load().name)
 		}
 	}
 	return problems.err()

@@ -1,6 +1,7 @@
 package user
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -256,4 +257,60 @@ func TestExtendCountsFromTheLaterOfNowAndTheEnd(t *testing.T) {
 	if err := u.Extend("never", time.Hour); err == nil {
 		t.Error("a user that never expires was extended")
 	}
+}
+
+func TestAdmissionDoesNotWaitForTheSweep(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	u := newUsers(t, Options{Now: func() time.Time { return now }})
+	daily := put(t, u, Spec{Name: "daily", Limits: Limits{Traffic: Traffic{Total: 100, Reset: Reset{Every: Daily}}}})
+	dated := put(t, u, Spec{Name: "dated", Expires: Expires{At: now.Add(time.Hour)}})
+	admit(t, u, daily).move(100)
+	admit(t, u, dated)
+	_, err := u.Admit(daily, client(1))
+	refusedAs(t, err, RefusedTraffic)
+	now = now.Add(24 * time.Hour)
+	admit(t, u, daily)
+	_, err = u.Admit(dated, client(1))
+	refusedAs(t, err, RefusedExpired)
+}
+
+func TestAnotherEndOfTimeMakesAnExtensionVoid(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	u := newUsers(t, Options{Now: func() time.Time { return now }})
+	s := Spec{Name: "a", Expires: Expires{At: now.Add(time.Hour)}}
+	put(t, u, s)
+	if err := u.Extend("a", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	s.Notes = "an edit of something else"
+	put(t, u, s)
+	if got := get(t, u, "a").ExpiresAt; !got.Equal(now.Add(2 * time.Hour)) {
+		t.Errorf("expires %v", got)
+	}
+	s.Expires.At = now.Add(3 * time.Hour)
+	put(t, u, s)
+	if got := get(t, u, "a").ExpiresAt; !got.Equal(now.Add(3 * time.Hour)) {
+		t.Errorf("expires %v after another date was set", got)
+	}
+}
+
+func TestAConfigurationIsRefusedThatTakesAGroupFromUsersOfTheStore(t *testing.T) {
+	u := newUsers(t, Options{})
+	staff := []Group{{Name: "staff"}}
+	apply(t, u, staff, nil)
+	key := put(t, u, Spec{Name: "a", Group: "staff", Devices: []string{"host:tablet"}})
+	for path, c := range map[string]struct {
+		groups []Group
+		specs  []Spec
+	}{
+		"groups.name":         {nil, nil},
+		"users[0].id":         {staff, []Spec{{Name: "b", ID: key}}},
+		"users[0].devices[1]": {staff, []Spec{{Name: "b", Devices: []string{"host:x", "host:tablet"}}}},
+	} {
+		_, err := u.Prepare(c.groups, c.specs)
+		if wrong, ok := errors.AsType[*Invalid](err); !ok || len(wrong.Problems) != 1 || wrong.Problems[0].Path != path {
+			t.Errorf("%v, want one problem at %s", err, path)
+		}
+	}
+	apply(t, u, staff, []Spec{{Name: "b"}})
 }

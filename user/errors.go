@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"gatewayd/internal/store"
 )
 
 // Errors of edits. A refused edit changed nothing.
@@ -12,6 +14,8 @@ var (
 	ErrUnknown = errors.New("unknown")
 	// ErrReadOnly: it is defined by the configuration file, which has to be edited.
 	ErrReadOnly = errors.New("defined in the configuration file; edit it there and reload")
+	// ErrNotKept: the disk does not take it.
+	ErrNotKept = store.ErrNotDurable
 	// ErrClash: a name, number or device is taken, or a group is in use.
 	ErrClash = errors.New("in use")
 )

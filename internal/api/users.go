@@ -81,6 +81,8 @@ func userProblem(err error) error {
 		return nil
 	case errors.Is(err, user.ErrUnknown):
 		return fail(http.StatusNotFound, "%v", err)
+	case errors.Is(err, user.ErrNotKept):
+		return fail(http.StatusServiceUnavailable, "%v", err)
 	case errors.Is(err, user.ErrReadOnly), errors.Is(err, user.ErrClash), errors.Is(err, user.ErrSequence), errors.Is(err, flow.ErrLimit):
 		return fail(http.StatusConflict, "%v", err)
 	case isRefusal:

@@ -165,7 +165,9 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	offloads := start(devices, "offloads", g.watchOffloads)
 	known := start(devices, "devices", g.devices.Run)
 	settling := start(datagrams, "users", g.settleFlows)
-	usage := start(ledger, "usage", func(ctx context.Context) error { return g.countUsage(ctx, max(g.opt.Config.Sample, time.Second)) })
+	usage := start(ledger, "usage", func(ctx context.Context) error {
+		return g.countUsage(ctx, max(g.opt.Config.Sample, time.Second), commitInterval(g.opt.Config, g.store))
+	})
 	users := start(keeping, "users", g.users.Run)
 	webhooks := start(keeping, "webhooks", g.webhooks.Run)
 	sampler := start(counting, "sampler", g.tracker.Run)

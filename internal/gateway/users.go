@@ -160,18 +160,23 @@ func (g *Gateway) activity(name string) (bytes uint64) {
 }
 
 // countUsage gives the ledger what devices without a user and outbounds moved, every
-// interval and once more when ctx ends.
-func (g *Gateway) countUsage(ctx context.Context, interval time.Duration) error {
+// interval and once more when ctx ends, and has it commit them as often as usage. That
+// it could not is told by whoever commits the usage.
+func (g *Gateway) countUsage(ctx context.Context, interval, commit time.Duration) error {
 	last := make(outboundTraffic)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	for {
+	for committed := time.Now(); ; {
 		select {
-		case <-tick.C:
-			g.count(last, time.Now())
+		case now := <-tick.C:
+			g.count(last, now)
+			if now.Sub(committed) >= commit {
+				committed = now
+				g.ledger.Flush(now) //nolint:errcheck // see above
+			}
 		case <-ctx.Done():
 			g.count(last, time.Now())
-			return nil
+			return g.ledger.Flush(time.Now())
 		}
 	}
 }

@@ -231,8 +231,15 @@ func (u *Users) Facts(key flow.UserKey) (name, group, state string) {
 // takes no lock.
 func (u *Users) UserOf(d flow.Device) (key flow.UserKey, ok bool) {
 	if p, ok := u.promoted.of(d); ok && p.holds(d) {
-		p.used()
 		return p.User, true
 	}
 	return u.static.of(d)
+}
+
+// Opened tells that a flow of the device was opened: its promotion is not idle, also if
+// the flow is gone before anybody asks what it moved. It takes no lock.
+func (u *Users) Opened(d flow.Device) {
+	if p, ok := u.promoted.of(d); ok && p.holds(d) {
+		p.used()
+	}
 }

@@ -47,6 +47,7 @@ func (in *inbound) HandleTCP(p *netstack.Pending) {
 	if lease != nil {
 		t.meter.lease.Store(&leased{Lease: lease})
 		lease.Attach(t.userEnds)
+		g.users.Opened(who.who.Device)
 	}
 	d, ok := g.route(&f, &who)
 	if !ok {

@@ -120,6 +120,7 @@ func (in *inbound) openLink(ctx context.Context, f flow.Flow, t fanout.Target, s
 	if lease != nil {
 		m.lease.Store(&leased{Lease: lease})
 		lease.Attach(s.End)
+		g.users.Opened(r.who.who.Device)
 	}
 	if !v.Acquire() {
 		m.close()

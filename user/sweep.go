@@ -31,13 +31,13 @@ func (u *Users) Run(ctx context.Context) error {
 			committed = time.Now()
 			u.commit(false)
 		}
-		timer.Reset(u.pause())
+		timer.Reset(u.pause(committed))
 	}
 }
 
 // pause is how long there is nothing to do, at most a sweep's interval.
-func (u *Users) pause() time.Duration {
-	d := u.opt.Sweep
+func (u *Users) pause(committed time.Time) time.Duration {
+	d := min(u.opt.Sweep, u.opt.Commit-time.Since(committed))
 	if now, plausible := u.clock.wall(); plausible {
 		d = until(d, u.alarms.next(), now.UnixNano())
 	}

@@ -31,6 +31,7 @@ type FlowRecord struct {
 	Inbound         string    `json:"inbound"`
 	Network         string    `json:"network"`
 	Source          string    `json:"source"`
+	Device          string    `json:"device"`
 	Destination     string    `json:"destination"`
 	Domain          string    `json:"domain"`
 	Outbound        string    `json:"outbound"`
@@ -39,12 +40,19 @@ type FlowRecord struct {
 	Rule            *int      `json:"rule"`
 	RuleName        string    `json:"rule_name"`
 	Epoch           uint64    `json:"epoch"`
+	User            UserRef   `json:"user"` // zero: anonymous
 	Started         time.Time `json:"started"`
 	Up              uint64    `json:"up"`
 	Down            uint64    `json:"down"`
 	Killed          bool      `json:"killed"`
 	Ended           time.Time `json:"ended"`  // closed flows only
 	Reason          string    `json:"reason"` // closed flows only
+}
+
+// UserRef is the user that a flow runs under.
+type UserRef struct {
+	ID   uint64 `json:"id"`
+	Name string `json:"name"`
 }
 
 // Status is the part of GET /v1/status that tests look at.

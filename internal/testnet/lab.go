@@ -184,6 +184,25 @@ func (l *Lab) address(o Options) error {
 	return l.GW.sysctl("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 }
 
+// Guest is another host on the client's LAN: a namespace with a MAC of its own and these
+// addresses, without their length.
+func (l *Lab) Guest(name, v4, v6 string) *Netns {
+	l.t.Helper()
+	n, err := l.namespace(name)
+	if err == nil { // a macvlan is on the same wire as the link below it
+		err = l.Cli.ip("link add eth9 link eth0 netns " + n.Name + " type macvlan mode bridge")
+	}
+	if err == nil {
+		err = n.ip("link set eth9 name eth0 up", "addr add "+v4+"/24 dev eth0", "addr add "+v6+"/64 dev eth0 nodad",
+			"route add default via "+LANV4, "route add default via "+LANV6)
+	}
+	if err != nil {
+		l.t.Fatalf("guest: %v", err)
+	}
+	n.AwaitLocal(v6)
+	return n
+}
+
 // Divert routes what enters the gateway from the LAN into a device of the
 // gateway, both families. Traffic to the gateway's own addresses stays (the
 // kernel's local table comes first), and so does traffic within the LAN.

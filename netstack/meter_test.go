@@ -124,3 +124,48 @@ func leaves(s *session, d flow.Dir) int {
 	defer s.meter.mu.Unlock()
 	return s.meter.left[d]
 }
+
+// A user's traffic that is used up ends a flow like anything else, but whoever reads
+// slowly gets all that was counted before the reset.
+func TestTheLastOfAUsersTrafficIsDeliveredBeforeTheReset(t *testing.T) {
+	quota := &flow.Cause{Reason: flow.Quota, Text: "the user's traffic is used up"}
+	const size = 128 << 10
+	type read struct {
+		n   int64
+		err error
+	}
+	b := newBed(t, true, nil)
+	look := make(chan struct{})
+	got := make(chan read, 1)
+	sessions := b.relayTo(serve(t, func(c *net.TCPConn) {
+		c.SetReadBuffer(4 << 10)
+		c.Write(make([]byte, size))
+		<-look
+		n, err := io.Copy(io.Discard, c)
+		got <- read{n, err}
+		c.Close()
+	}))
+	c := b.mustDial(dst4)
+	defer c.Close()
+	s := recv(t, sessions)
+	c.Write(make([]byte, size))
+	waitStill(t, func() uint64 { return s.meter.moved(flow.Up) + s.meter.moved(flow.Down) })
+	s.meter.mu.Lock()
+	s.meter.err = [2]error{quota, quota}
+	s.meter.mu.Unlock()
+	s.conn.End(quota)
+	close(look)
+	down, err := io.Copy(io.Discard, c)
+	if up := recv(t, got); up.n != size || !isReset(up.err) {
+		t.Errorf("the server got %d bytes and %v", up.n, up.err)
+	}
+	if down != size || !isReset(err) {
+		t.Errorf("the client got %d bytes and %v", down, err)
+	}
+	if err := s.wait(t); err != quota {
+		t.Errorf("ended with %v", err)
+	}
+	if up, down := s.meter.moved(flow.Up), s.meter.moved(flow.Down); up != size || down != size {
+		t.Errorf("counted %d up and %d down", up, down)
+	}
+}

@@ -30,7 +30,8 @@ import (
 // then dirDone, and FIN was sent. A relay is over when both are done and every
 // byte has left; or when it failed (either side reset or timed out: the other
 // side first gets what was received, for at most resetDelay, then the reset); or
-// when it was ended from outside, which resets both sides at once.
+// when it was ended from outside, which resets both sides at once, but for a user's
+// used up traffic, of which the last is delivered first.
 type relay struct {
 	task
 	fd    int
@@ -77,6 +78,7 @@ const (
 type failure struct {
 	err      error
 	client   bool // the client's side broke, else the outbound's
+	spent    bool // neither did: the traffic is used up, and the last of it is delivered to both
 	drained  bool // nothing more comes from the broken side
 	deadline time.Time
 }
@@ -207,7 +209,7 @@ func (c *Conn) takeTurn() {
 	if c.over {
 		return
 	}
-	if cause := c.cause.Load(); cause != nil {
+	if cause := c.cause.Load(); cause != nil && !c.lingers(*cause) {
 		c.finish(*cause, true)
 		return
 	}
@@ -238,7 +240,7 @@ func (c *Conn) isOver() bool {
 	c.clear(timerDue)
 	switch cause := c.cause.Load(); {
 	case c.over:
-	case cause != nil: // the meter said so
+	case cause != nil && !c.lingers(*cause): // the meter said so
 		c.finish(*cause, true)
 	case c.failed.err != nil && c.delivered():
 		c.finish(c.failed.err, true)
@@ -303,6 +305,15 @@ func (c *Conn) fail(err error, client, drained bool) {
 	}
 }
 
+// lingers reports that a flow which was ended still delivers what it counted: the
+// transfer by which a user's traffic is used up is whole.
+func (c *Conn) lingers(cause error) bool {
+	if c.failed.err == nil && flow.ReasonOf(cause) == flow.Quota {
+		c.failed = failure{err: cause, spent: true, deadline: time.Now().Add(resetDelay)}
+	}
+	return c.failed.spent && !c.delivered()
+}
+
 // delivered reports whether the side that did not break has got everything, or
 // had its time.
 func (c *Conn) delivered() bool {
@@ -310,6 +321,8 @@ func (c *Conn) delivered() bool {
 	switch {
 	case !now.Before(f.deadline):
 		return true
+	case f.spent:
+		return len(c.held) == 0 && unsentBytes(c.fd) == 0 && c.written == c.moved && c.acknowledged()
 	case !f.drained:
 		return false
 	case f.client:

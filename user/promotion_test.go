@@ -3,6 +3,9 @@ package user
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,13 +207,21 @@ func TestAPromotionOfAnAddressEndsWhenAnotherMACIsBehindIt(t *testing.T) {
 
 func TestPromotionsEndAfterTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		moved := make(map[string]uint64)
-		var why []string
+		var moved atomic.Uint64 // by 10.0.0.3
+		var mu sync.Mutex
+		var ended []string // guarded by mu
 		u, stop := running(t, Options{
-			Activity: func(device string) uint64 { return moved[device] },
+			Activity: func(device string) uint64 {
+				if device == "10.0.0.3" {
+					return moved.Load()
+				}
+				return 0
+			},
 			Events: func(e Event) {
 				if e.Kind == "device.demoted" {
-					why = append(why, e.Device+" "+e.Why)
+					mu.Lock()
+					ended = append(ended, e.Device+" "+e.Why)
+					mu.Unlock()
 				}
 			},
 		})
@@ -226,9 +237,12 @@ func TestPromotionsEndAfterTheirTime(t *testing.T) {
 			}
 		}
 		for range 40 { // 10.0.0.3 moves something every five minutes
-			moved["10.0.0.3"]++
+			moved.Add(1)
 			time.Sleep(5 * time.Minute)
 			synctest.Wait()
+			mu.Lock()
+			why := slices.Clone(ended)
+			mu.Unlock()
 			switch since := time.Since(start); {
 			case since == 5*time.Minute && len(why) != 0,
 				since == 15*time.Minute && fmt.Sprint(why) != "[10.0.0.1 idle]",

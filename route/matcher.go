@@ -138,7 +138,6 @@ func Compile(s Spec, epoch uint64, version func(tag string) (*Version, bool)) (*
 		if err := p.rules[i].compile(&s.Rules[i], version); err != nil {
 			return nil, fmt.Errorf("rule %s: %w", label(i, s.Rules[i].Name), err)
 		}
-		p.asks.add(&s.Rules[i].Match)
 	}
 	var err error
 	if p.fallback, err = find(s.Default, version); err != nil {

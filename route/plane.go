@@ -64,7 +64,6 @@ type Plane struct {
 	rules    []rule
 	fallback *Version
 	source   []Rule
-	asks     asks
 	hits     []atomic.Uint64 // one for each rule, then the default's
 }
 

@@ -10,8 +10,7 @@ import (
 	"gatewayd/route/match"
 )
 
-// Who is behind a flow, as far as the plane asks (AsksUser, AsksDevice). It is a
-// comparable value; the zero value is an anonymous flow of an unknown device.
+// Who is behind a flow. It is a comparable value; the zero value is an anonymous flow of an unknown device.
 type Who struct {
 	User   string // name; empty: anonymous
 	Group  string // of the user; empty: none
@@ -120,31 +119,6 @@ func compileDevices(list []flow.DeviceSet) (*devices, error) {
 	var err error
 	d.prefixes, err = prefixes(sources)
 	return d, err
-}
-
-// AsksUser reports whether a rule looks at the user of a flow: else Who may lack it.
-func (p *Plane) AsksUser() bool { return p.asks.user }
-
-// AsksDevice reports whether a rule looks at more of a device than its address:
-// else Who may lack it.
-func (p *Plane) AsksDevice() bool { return p.asks.device }
-
-// asks is what the rules of a plane have to be told of who is behind a flow.
-type asks struct{ user, device bool }
-
-// add adds what m asks, and what is inside it.
-func (a *asks) add(m *Match) {
-	a.user = a.user || len(m.User)+len(m.UserGroup)+len(m.UserState) > 0
-	a.device = a.device || slices.ContainsFunc(m.Device, func(s flow.DeviceSet) bool { return !s.Prefix.IsValid() })
-	if m.Not != nil {
-		a.add(m.Not)
-	}
-	for i := range m.All {
-		a.add(&m.All[i])
-	}
-	for i := range m.Any {
-		a.add(&m.Any[i])
-	}
 }
 
 // why puts the condition that fails into words.

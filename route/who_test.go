@@ -46,26 +46,6 @@ func mac(s string) flow.DeviceSet { return flow.DeviceSet{MAC: s} }
 
 func prefix(s string) flow.DeviceSet { return flow.DeviceSet{Prefix: netip.MustParsePrefix(s)} }
 
-func TestAPlaneTellsWhatItHasToKnowOfWho(t *testing.T) {
-	for name, c := range map[string]struct {
-		m            Match
-		user, device bool
-	}{
-		"addresses":         {Match{Network: []flow.Network{flow.TCP}}, false, false},
-		"user":              {Match{User: []string{"ann"}}, true, false},
-		"group in not":      {Match{Not: &Match{UserGroup: []string{"staff"}}}, true, false},
-		"state in all":      {Match{All: []Match{{}, {UserState: []string{"active"}}}}, true, false},
-		"mac in any of not": {Match{Not: &Match{Any: []Match{{Device: []flow.DeviceSet{prefix("10.0.0.0/8"), mac("3c:22:fb:aa:bb:cc")}}}}}, false, true},
-		"host":              {Match{Device: []flow.DeviceSet{{Host: "tablet"}}}, false, true},
-		"prefix":            {Match{Device: []flow.DeviceSet{prefix("10.0.0.0/8")}}, false, false},
-	} {
-		p := compile(t, Spec{Default: "direct", Rules: []Rule{{Outbound: "vpn"}, {Match: c.m, Outbound: "vpn"}}})
-		if p.AsksUser() != c.user || p.AsksDevice() != c.device {
-			t.Errorf("%s: asks the user %v, the device %v", name, p.AsksUser(), p.AsksDevice())
-		}
-	}
-}
-
 func TestAFlowOfNobodyIsAnonymousAndInNoList(t *testing.T) {
 	p := compile(t, Spec{Default: "direct", Rules: []Rule{
 		{Match: Match{User: []string{"ann", "bob"}}, Outbound: "reject"},

@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -227,5 +228,48 @@ func TestB50_TwoUsersDoNotShareSlotsAndAFreedAddressIsOpenAtOnce(t *testing.T) {
 			})
 			testnet.Until(t, patience, "all is closed", func() bool { return b.user(p.name).Usage.Connections == 0 })
 		}
+	}
+}
+
+func TestB50_ADialInProgressHoldsASlotUntilItIsGivenUpOrItsUserIsDisabled(t *testing.T) {
+	const silent = 10
+	who := people(1)[0]
+	b := newUserBed(t, usersBase, who)
+	b.serveAll()
+	b.create(who, `"limits": {"connections": 1}`)
+	b.Srv.Filter("input", fmt.Sprintf("tcp dport %d", silent), "drop")
+	connections := func(want int) {
+		t.Helper()
+		testnet.Until(t, patience, fmt.Sprintf("%d connections", want), func() bool { return b.user(who.name).Usage.Connections == want })
+	}
+	dial := func() (stop context.CancelFunc, failed <-chan error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		out := make(chan error, 1)
+		go func() {
+			_, err := b.Cli.DialFrom(ctx, &net.TCPAddr{IP: net.ParseIP(who.v4)}, "tcp", hostPort(testnet.FarV4, silent))
+			out <- err
+		}()
+		connections(1)
+		b.refused(who.v4, testnet.FarV4, quotaEcho, quotaEcho)
+		return cancel, out
+	}
+	stop, _ := dial()
+	stop()
+	connections(0)
+	b.say(10, b.from(b.Cli, who.v6, "tcp"))
+	b.gw.API.KillWhere("user=" + who.name)
+	connections(0)
+
+	stop, failed := dial()
+	defer stop()
+	b.edit(who.name, `{"enabled": false}`)
+	connections(0)
+	select {
+	case err := <-failed:
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("the dial of a disabled user: %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("the dial of a disabled user goes on")
 	}
 }

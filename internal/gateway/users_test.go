@@ -152,6 +152,7 @@ func TestAPromotionTakesLiveFlowsWithWhatTheyMoveFromThenOn(t *testing.T) {
 	b := book{r.gw}
 	r.put(user.Spec{Name: "ann"})
 	ack := r.relay(0, readers, "before")
+	r.until("bytes are counted", func() bool { return r.gw.tracker.Flows()[0].Up == 6 })
 	if err := b.Promote(ours, "ann", 0, 0); err != nil {
 		t.Fatal(err)
 	}

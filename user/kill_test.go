@@ -3,14 +3,17 @@ package user
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"gatewayd/flow"
+	"gatewayd/internal/store"
 )
 
 // victimDir tells a test process that it is the one that gets killed.
@@ -24,7 +27,7 @@ func TestVictim(t *testing.T) {
 	if dir == "" {
 		return
 	}
-	l, s := openLedger(t, dir)
+	l, s := openFastLedger(t, dir)
 	now := s.LastCommit()
 	if now.IsZero() {
 		now = ledgerStart
@@ -99,14 +102,23 @@ func kill(t *testing.T, dir string, after time.Duration) (may, kept uint64) {
 	return may, kept
 }
 
+// openFastLedger opens a ledger for a time that runs fast: no day is ever too old. Hours
+// are, so that their files go while the process may be killed.
+func openFastLedger(t *testing.T, dir string) (*Ledger, *store.Store) {
+	t.Helper()
+	l, s := openLedger(t, dir)
+	l.opt.Daily = 10_000 * aDay
+	return l, s
+}
+
 func TestAKilledProcessLosesOneIntervalAtMost(t *testing.T) {
 	dir := t.TempDir()
 	var before, billed uint64
 	lost := 0
 	for range 50 {
 		may, kept := kill(t, dir, time.Duration(rand.Int64N(int64(30*time.Millisecond))))
-		l, s := openLedger(t, dir)
-		now := s.LastCommit().Add(time.Hour)
+		l, s := openFastLedger(t, dir)
+		now := s.LastCommit().Add(aDay) // 50 of them are more than hours are kept for
 		total := lifetimes(l)
 		if total < max(kept, before) || total > may {
 			t.Fatalf("after a kill %d bytes: %d were committed, %d before the start, %d counted", total, kept, before, may)
@@ -114,11 +126,10 @@ func TestAKilledProcessLosesOneIntervalAtMost(t *testing.T) {
 		if total < may {
 			lost++
 		}
-		for _, step := range []time.Duration{time.Hour, aDay} {
-			if got := seriesOfAll(t, l, step, now); got.Up != total {
-				t.Fatalf("steps of %v have %d bytes, %d were counted", step, got.Up, total)
-			}
+		if got := seriesTotal(t, l, aDay, now); got.Up != total {
+			t.Fatalf("the days have %d bytes, %d were counted", got.Up, total)
 		}
+		sameByHourAndDay(t, l, s.LastCommit())
 		taken, err := l.Take(now, 1, 2, 3, 4, 5)
 		if err != nil {
 			t.Fatal(err)
@@ -140,11 +151,28 @@ func TestAKilledProcessLosesOneIntervalAtMost(t *testing.T) {
 	if before == 0 || lost == 0 {
 		t.Errorf("%d bytes, %d kills lost something: nothing was tried", before, lost)
 	}
+	if hours, err := filepath.Glob(filepath.Join(dir, "hourly-*")); err != nil || len(hours) > 15 {
+		t.Errorf("files of %d days are left, hours are kept for 14: %v", len(hours), err)
+	}
 }
 
-// seriesOfAll is what a series says of all users, since ever.
-func seriesOfAll(t *testing.T, l *Ledger, step time.Duration, now time.Time) (sum Volume) {
+// sameByHourAndDay sees to it that the hours of each day that must still have all of them
+// add up to the day.
+func sameByHourAndDay(t *testing.T, l *Ledger, now time.Time) {
 	t.Helper()
-	l.opt.Hourly, l.opt.Daily = 100_000*time.Hour, 10_000*aDay
-	return seriesTotal(t, l, step, now)
+	from := now.Add(-l.opt.Hourly).Truncate(aDay).Add(aDay)
+	sums := make(map[time.Duration]map[time.Time]uint64)
+	for _, step := range []time.Duration{time.Hour, aDay} {
+		got, err := l.Series(Query{From: from, To: now.Add(aDay), Step: step, Label: allPayers}, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[step] = make(map[time.Time]uint64)
+		for _, p := range got["all"] {
+			sums[step][p.Start.Truncate(aDay)] += p.Up
+		}
+	}
+	if !maps.Equal(sums[time.Hour], sums[aDay]) {
+		t.Fatalf("hours of days have %v, the days %v", sums[time.Hour], sums[aDay])
+	}
 }

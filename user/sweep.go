@@ -2,6 +2,7 @@ package user
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"gatewayd/flow"
@@ -123,8 +124,14 @@ func (u *Users) commitEdges() {
 		}
 		break
 	}
-	if len(es) > 0 {
-		u.unkept(u.commitOf(es))
+	if len(es) == 0 {
+		return
+	}
+	u.committing.Lock()
+	defer u.committing.Unlock()
+	// Of who is gone by now all was kept that is to be kept.
+	if es = slices.DeleteFunc(es, func(e *entry) bool { return e.retired.Load() }); len(es) > 0 {
+		u.unkept(u.commitLocked(es))
 	}
 }
 

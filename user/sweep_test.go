@@ -348,3 +348,26 @@ func TestUsageIsCommittedInTimeAndAtTheEdges(t *testing.T) {
 		}
 	})
 }
+
+func TestWhoIsDeletedAtTheEndOfTheTrafficLeavesNoUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShelf()
+		u, stop := running(t, Options{Keeper: s})
+		defer stop()
+		key := put(t, u, Spec{Name: "a", Limits: Limits{Traffic: Traffic{Total: 1000}}})
+		time.Sleep(1500 * time.Millisecond) // between two sweeps
+		f := admit(t, u, key)
+		f.move(1000)
+		if err := u.Delete("a"); err != nil {
+			t.Fatal(err)
+		}
+		f.Release()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if left, ok := s.usage[key]; ok {
+			t.Errorf("of a user who is gone %+v is kept", left)
+		}
+	})
+}

@@ -72,15 +72,16 @@ func (e *entry) idleLocked() Usage {
 	return *e.idle
 }
 
-// amend changes the usage, and with it the policy of the account.
+// amend changes the usage, and with it the policy of the account. The limits are those
+// of this moment, not of the call: an edit may have come between, and is not undone.
 func (u *Users) amend(e *entry, change func(*Usage)) (p *policy) {
-	limits := e.limits()
 	update := func(usage *Usage) *policy {
 		before := *usage
 		change(usage)
 		if *usage != before {
 			e.dirty.Store(true)
 		}
+		limits := e.limits()
 		p = u.policies.of(policyOf(&limits, usage))
 		return p
 	}

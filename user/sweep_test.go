@@ -371,3 +371,20 @@ func TestWhoIsDeletedAtTheEndOfTheTrafficLeavesNoUsage(t *testing.T) {
 		}
 	})
 }
+
+func TestAnEditIsNotUndoneByWhatChangesTheUsageMeanwhile(t *testing.T) {
+	u := newUsers(t, Options{})
+	key := put(t, u, Spec{Name: "a", Limits: Limits{Speed: 1000}})
+	admit(t, u, key).Release()
+	e, _ := u.byKey.get(key)
+	s := e.spec()
+	s.Limits.Speed = 2000
+	p := u.amend(e, func(*Usage) {
+		u.editing.Lock()
+		defer u.editing.Unlock()
+		e.def.Store(u.define(&s)) // as an edit does, before it asks for a policy
+	})
+	if p.speed != 2000 || e.account.Load().policy.speed != 2000 {
+		t.Errorf("the speed is %d, want that of the edit, 2000", p.speed)
+	}
+}

@@ -54,8 +54,8 @@ func DefaultLeases() []string {
 }
 
 // Change is another answer to Lookup(Before.Addr). A device without MAC before is an
-// address that appeared, one without MAC after it an address that left. What was
-// agreed with whoever has the address ends when both have a MAC and these differ.
+// address that appeared, one without MAC after it an address that left, perhaps to come
+// back with another one.
 type Change struct{ Before, After flow.Device }
 
 // Table knows the devices. Its methods may be called at the same time.

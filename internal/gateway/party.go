@@ -119,24 +119,27 @@ func (g *Gateway) settle(m *meter, p *party) {
 	if g.gen.Load() == p.gen {
 		return
 	}
-	if r, ok := g.tracker.Get(m.flow.ID()); ok {
-		g.managing.Lock()
+	g.managing.Lock()
+	r, live := g.tracker.Get(m.flow.ID())
+	if live {
 		g.rebindLocked(m, m.flow, &r)
-		g.managing.Unlock()
 	}
-	g.endForbidden(func(r *track.Record) bool { return r.ID == m.flow.ID() })
+	g.managing.Unlock()
+	if live && g.forbidden(&r, time.Now()) {
+		m.flow.End(flow.ErrPolicy)
+	}
 }
 
-// endForbidden decides live flows again: those that a rule refuses now end.
-func (g *Gateway) endForbidden(pick func(*track.Record) bool) {
+// endForbidden decides live flows of users again: those that a rule refuses now end.
+func (g *Gateway) endForbidden(users map[flow.UserKey]bool) {
 	now := time.Now()
-	g.tracker.EndWhere(flow.ErrPolicy, func(r *track.Record) bool {
-		if !pick(r) {
-			return false
-		}
-		f := flow.Flow{Inbound: r.Inbound, Source: r.Source, Dest: r.Dest, User: r.User, Network: r.Network}
-		p := g.partyOf(r.Source.Addr())
-		d, _ := g.decide(&f, &p, now)
-		return blocked(d.Outbound)
-	})
+	g.tracker.EndWhere(flow.ErrPolicy, func(r *track.Record) bool { return users[r.User] && g.forbidden(r, now) })
+}
+
+// forbidden reports that a rule refuses a live flow now.
+func (g *Gateway) forbidden(r *track.Record, now time.Time) bool {
+	f := flow.Flow{Inbound: r.Inbound, Source: r.Source, Dest: r.Dest, User: r.User, Network: r.Network}
+	p := g.partyOf(r.Source.Addr())
+	d, _ := g.decide(&f, &p, now)
+	return blocked(d.Outbound)
 }

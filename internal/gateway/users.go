@@ -130,16 +130,16 @@ func (g *Gateway) settleFlows(ctx context.Context) error {
 			g.rebind(func(*track.Record) bool { return true })
 		}
 		if len(users) > 0 {
-			g.endForbidden(func(r *track.Record) bool { return users[r.User] })
+			g.endForbidden(users)
 		}
 	}
 }
 
-// deviceChanged is called when an address belongs to another device than before.
+// deviceChanged is called when an address belongs to another device than before. Whether
+// it is another one than the address was promoted with, its promotion knows: between two
+// devices there may have been a time without any.
 func (g *Gateway) deviceChanged(c device.Change) {
-	if c.Before.MAC != "" && c.After.MAC != "" && c.Before.MAC != c.After.MAC {
-		g.users.DeviceChanged(c.After)
-	}
+	g.users.DeviceChanged(c.After)
 	g.bindingsChanged()
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gatewayd/flow"
+	"gatewayd/internal/device"
 	"gatewayd/netstack/wire"
 	"gatewayd/route"
 	"gatewayd/track"
@@ -244,4 +245,62 @@ func TestNoSlotIsLostWhileDevicesChangeUsersAndFlowsComeAndGo(t *testing.T) {
 	wg.Wait()
 	r.gw.tracker.KillWhere(func(*track.Record) bool { return true })
 	r.balanced()
+}
+
+func TestAPromotionOfAnAddressEndsWithTheDeviceThatWasSeenBehindIt(t *testing.T) {
+	r := newRig(t)
+	b := book{r.gw}
+	r.put(user.Spec{Name: "ann"})
+	if err := b.Promote(ours, "ann", 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	nobody := flow.Device{Name: ours, Addr: client.Addr()}
+	behind := func(mac string) flow.Device {
+		return flow.Device{Name: "mac:" + mac, MAC: mac, Addr: client.Addr()}
+	}
+	phone, other := behind("3c:22:fb:aa:bb:cc"), behind("3c:22:fb:dd:ee:ff")
+	for _, c := range []device.Change{{Before: nobody, After: phone}, {Before: phone, After: nobody}, {Before: nobody, After: phone}} {
+		r.gw.deviceChanged(c)
+		if _, ok := r.gw.users.UserOf(c.After); !ok {
+			t.Fatalf("%v is promoted no more after %+v", c.After, c)
+		}
+	}
+	r.gw.deviceChanged(device.Change{Before: phone, After: nobody})
+	r.gw.deviceChanged(device.Change{Before: nobody, After: other})
+	if left := r.gw.users.Promotions(); len(left) != 0 {
+		t.Errorf("what the phone was given is another device's: %+v", left)
+	}
+}
+
+// A flow that was registered while its device was promoted is looked at twice: by the
+// promotion and by who opened it.
+func TestAFlowThatWasPromotedWhileItOpenedIsNotAdmittedAgain(t *testing.T) {
+	r := newRig(t)
+	readers := r.readers()
+	r.put(user.Spec{Name: "ann", Limits: user.Limits{Connections: 1}})
+	before := r.gw.partyOf(client.Addr())
+	r.relay(0, readers, "anonymous")
+	var m *meter
+	r.gw.tracker.EachFlow(func(f *track.Flow, _ *track.Record) bool {
+		m = f.Owner().(*meter)
+		return true
+	})
+	r.gw.gen.Add(1)
+	r.gw.managing.Lock()
+	var opener sync.WaitGroup
+	opener.Go(func() { r.gw.settle(m, &before) })
+	for range 20 { // until it waits for the promotion, hopefully
+		rest()
+	}
+	key, _ := r.gw.users.Key("ann")
+	leases, err := r.gw.users.Promote(r.gw.devices.Lookup(client.Addr()), "ann", 0, 0, []user.Subject{subjectOf("lan", client)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.hand(leases[0], track.Principal{User: key, UserName: "ann"})
+	r.gw.managing.Unlock()
+	opener.Wait()
+	if cause := m.flow.Cause(); cause != nil || r.view("ann").Connections != 1 {
+		t.Errorf("the flow ended with %v, %d connections", cause, r.view("ann").Connections)
+	}
 }

@@ -71,8 +71,9 @@ func (d *directory) open(now time.Time) (found content, notes []string, err erro
 		d.close()
 		return found, nil, err
 	}
-	for _, name := range damaged {
-		notes = append(notes, d.setAside(name, now))
+	for i, name := range damaged {
+		used := i == len(damaged)-1 && found.records != nil && !found.whole
+		notes = append(notes, d.setAside(name, used, now))
 	}
 	if found.records == nil {
 		found.records = make(records)
@@ -269,10 +270,15 @@ func (d *directory) drop() {
 	}
 }
 
-// setAside renames a damaged file and removes the oldest of its like.
-func (d *directory) setAside(name string, now time.Time) string {
+// setAside renames a damaged file and removes the oldest of its like. One whose beginning
+// is used keeps its name too: it is all there is until the next snapshot is on disk.
+func (d *directory) setAside(name string, used bool, now time.Time) string {
 	aside := name + asideMark + now.UTC().Format("20060102T150405.000")
-	if err := os.Rename(d.file(name), d.file(aside)); err != nil {
+	move := os.Rename
+	if used {
+		move = os.Link
+	}
+	if err := move(d.file(name), d.file(aside)); err != nil {
 		return fmt.Sprintf("%s is damaged and can't be kept aside: %v", name, err)
 	}
 	old, err := filepath.Glob(d.file("*" + asideMark + "*"))

@@ -304,6 +304,36 @@ func TestACrashBetweenTheRenamesOfASnapshotLosesNothing(t *testing.T) {
 	}
 }
 
+// A journal's torn end is mended by a snapshot. Until that is on disk the journal is all
+// there is: without a good copy before the first snapshot, with an old one later.
+func TestACrashBeforeATornJournalIsMendedLosesNothing(t *testing.T) {
+	for what, interrupt := range map[string]func(dir string) error{
+		"no room for the snapshot": func(dir string) error { return os.Mkdir(filepath.Join(dir, newName), 0o700) },
+		"between its renames": func(dir string) error {
+			return os.Rename(filepath.Join(dir, journalName), filepath.Join(dir, goodName))
+		},
+	} {
+		for _, copied := range []bool{false, true} {
+			dir := filled(t)
+			appendTo(t, filepath.Join(dir, journalName), []byte{20, 0, 0, 0, 1})
+			if !copied {
+				os.Remove(filepath.Join(dir, goodName))
+			}
+			if err := interrupt(dir); err != nil {
+				t.Fatal(err)
+			}
+			for start := range 2 {
+				s, notes := mustOpen(t, dir)
+				if got := string(s.Get(Usage, "n")); got != "40" {
+					t.Errorf("%s, good copy %v, start %d: n is %q; %v", what, copied, start, got, notes)
+				}
+				s.fs.close() // killed
+				os.Remove(filepath.Join(dir, newName))
+			}
+		}
+	}
+}
+
 func TestAJournalStaysBounded(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := mustOpen(t, dir)

@@ -33,7 +33,7 @@ const (
 	DropHandshake                   // an acknowledgement that does not know what it acknowledges, as of a forged source
 	DropMemory                      // a new connection or association while memory is short
 	DropPaced                       // a datagram that waits for its user's rate or traffic: the queue was full, or its flow ended
-	DropUser                        // its user is refused: unknown, disabled, expired, or at a limit
+	DropUser                        // its user is refused: unknown, disabled, expired, or at a limit; or who it is was not found out in time
 	NumDrops                        // how many causes there are
 )
 

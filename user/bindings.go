@@ -19,6 +19,8 @@ type bindings[V any] struct {
 	// IPv6: a look-up tries one after the other.
 	lengths [2]atomic.Pointer[[]int]
 	counts  [2]map[int]int // the writer's: prefixes by length
+
+	named atomic.Bool // there is, or was, a MAC or a host name
 }
 
 func newBindings[V any]() *bindings[V] {
@@ -104,8 +106,10 @@ func (b *bindings[V]) edit() rebinding[V] {
 func (r rebinding[V]) set(d flow.DeviceSet, v V) {
 	switch {
 	case d.MAC != "":
+		r.of.named.Store(true)
 		r.macs.set(macNumber(d.MAC), v)
 	case d.Host != "":
+		r.of.named.Store(true)
 		r.hosts.set(d.Host, v)
 	default:
 		if _, was := r.prefixes.get(d.Prefix); !was {

@@ -11,3 +11,7 @@ func (u *Users) Detour(key flow.UserKey) string {
 	}
 	return e.limits().WhenExhausted.Outbound
 }
+
+// NamesDevices reports that a user is known by a MAC or a host name, or was: an address
+// is not enough to tell whose a flow is then.
+func (u *Users) NamesDevices() bool { return u.static.named.Load() || u.promoted.named.Load() }

@@ -202,7 +202,7 @@ func (t *Table) settleLocked(k key, r *record, now time.Time) {
 		dev.Host = l.Host
 	}
 	if before := r.said.dev; before != dev {
-		r.said = &answer{dev: dev, used: r.said.used}
+		r.said = &answer{dev: dev, used: r.said.used, met: r.said.met}
 		t.publish(k, r.said)
 		t.changedLocked(before, dev)
 	}
@@ -251,7 +251,7 @@ func (t *Table) addLocked(k key, a netip.Addr, mac hostnet.MAC, now time.Time) *
 		t.makeRoomLocked(o.records, maxPerMAC/16)
 	}
 	sec := t.seconds(now)
-	r := &record{addr: a, first: sec, seen: sec, said: &answer{dev: nameless(a), used: new(atomic.Uint32)}}
+	r := &record{addr: a, first: sec, seen: sec, said: &answer{dev: nameless(a), used: new(atomic.Uint32), met: new(atomic.Bool)}}
 	t.records[k] = r
 	t.nameless++
 	t.publish(k, r.said)

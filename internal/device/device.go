@@ -9,6 +9,7 @@
 package device
 
 import (
+	"context"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
@@ -40,8 +41,8 @@ type Options struct {
 	// that aren't there may come later.
 	Leases []string
 
-	// Changed is called by Run after an answer of Lookup changed, in the order of the
-	// changes. It must not block; it may call everything but Run. nil: nobody.
+	// Changed is called after an answer of Lookup changed, in the order of the changes.
+	// It must not block; it may call everything but Run and Meet. nil: nobody.
 	Changed func(Change)
 
 	Log *slog.Logger // nil: the default
@@ -71,6 +72,8 @@ type Table struct {
 	misses chan netip.Addr
 	start  time.Time
 
+	telling sync.Mutex // one change at a time is told; before mu
+
 	mu sync.Mutex // guards book
 	book
 }
@@ -95,6 +98,7 @@ func newTable(o Options, f feed) *Table {
 type answer struct {
 	dev  flow.Device
 	used *atomic.Uint32 // the clock when it was last asked for, plus 1; 0: never
+	met  *atomic.Bool   // the neighbour itself was asked, by Meet
 }
 
 // Lookup is who has an address; zones and the IPv4-mapped form don't matter. It takes
@@ -104,17 +108,86 @@ type answer struct {
 // Link-local IPv6 addresses are no sources of routed traffic: they are listed with
 // their device, and named by themselves here.
 func (t *Table) Lookup(a netip.Addr) flow.Device {
-	k := keyOf(a) // whatever the form of a
-	h := t.hash(k)
-	if e := t.shards[shardOf(h)].Load().find(h, k); e != nil {
-		if now := t.clock.Load() + 1; e.used.Load() != now {
-			e.used.Store(now)
-		}
+	if e := t.find(a); e != nil {
 		return e.dev
 	}
 	a = a.Unmap().WithZone("")
 	t.miss(a)
 	return nameless(a)
+}
+
+// find is the answer about an address, nil if there is none.
+func (t *Table) find(a netip.Addr) *answer {
+	k := keyOf(a) // whatever the form of a
+	h := t.hash(k)
+	e := t.shards[shardOf(h)].Load().find(h, k)
+	if e != nil {
+		if now := t.clock.Load() + 1; e.used.Load() != now {
+			e.used.Store(now)
+		}
+	}
+	return e
+}
+
+const (
+	meetTime  = 200 * time.Millisecond // that a neighbour has to answer
+	meetPause = 5 * time.Millisecond   // between looks whether it did
+)
+
+// Meet is Lookup for who begins a flow. What is not known of an address, once as long
+// as it is remembered, the kernel is asked for, and where it does not know, the neighbour:
+// a host that made itself a new address must not be a stranger with it. That takes 200 ms
+// at most. sure is false if too many are being asked, and nothing was found out.
+func (t *Table) Meet(ctx context.Context, a netip.Addr) (d flow.Device, sure bool) {
+	e := t.find(a)
+	if e != nil && (e.dev.MAC != "" || e.met.Load()) {
+		return e.dev, true
+	}
+	a = a.Unmap().WithZone("")
+	if !a.IsGlobalUnicast() {
+		return nameless(a), true
+	}
+	if t.tokens.Load() <= 0 || t.tokens.Add(-1) < 0 {
+		return nameless(a), false
+	}
+	n, found := t.ask(ctx, a)
+	t.change(func() {
+		t.lookedLocked(a, n, found, time.Now())
+		if r := t.records[keyOf(a)]; r != nil {
+			r.said.met.Store(true)
+		}
+	})
+	return t.Lookup(a), true
+}
+
+// ask waits for what a neighbour says of itself.
+func (t *Table) ask(ctx context.Context, a netip.Addr) (n hostnet.Neighbour, found bool) {
+	n, found, err := t.feed.neighbour(a)
+	if found || err != nil {
+		return n, found
+	}
+	index, on, err := t.feed.onLink(a)
+	if !on || err != nil {
+		return n, false
+	}
+	if err := t.feed.solicit(a, index); err != nil {
+		t.o.Log.Debug("device: neighbour not asked", "err", err)
+		return n, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, meetTime)
+	defer cancel()
+	again := time.NewTicker(meetPause)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return n, false
+		case <-again.C:
+		}
+		if n, found, err = t.feed.neighbour(a); found || err != nil {
+			return n, found
+		}
+	}
 }
 
 // nameless is a device of which nothing but the address is known.

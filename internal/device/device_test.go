@@ -1,6 +1,7 @@
 package device
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -406,4 +407,44 @@ func BenchmarkNeighbourInAFullTable(b *testing.B) {
 		n.Addr = netip.AddrFrom16(raw)
 		tab.hearLocked(n, tab.start, nil)
 	}
+}
+
+func TestWhoBeginsAFlowFromANewAddressIsAskedForItsMAC(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		fresh, mute, routed := netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("192.168.7.7")
+		b.f.mu.Lock()
+		b.f.link[fresh], b.f.link[mute] = 2, 2
+		b.f.answers = map[netip.Addr]hostnet.Neighbour{fresh: neighbour(2, "fd00::1", "3c:22:fb:aa:bb:cc")}
+		b.f.mu.Unlock()
+		b.Lookup(fresh) // which alone finds out nothing, and must not be taken for an answer
+		b.pass(time.Second)
+		for _, c := range []struct {
+			addr netip.Addr
+			mac  string
+			took time.Duration
+		}{{fresh, "3c:22:fb:aa:bb:cc", meetPause}, {mute, "", meetTime}, {routed, "", 0}} {
+			for range 2 { // the second time it is known
+				start := time.Now()
+				d, sure := b.Meet(context.Background(), c.addr)
+				if took := time.Since(start); d.MAC != c.mac || !sure || took > c.took {
+					t.Errorf("%v: %+v, sure %v, after %v", c.addr, d, sure, took)
+				}
+				c.took = 0
+			}
+		}
+		b.f.mu.Lock()
+		if len(b.f.solicited) != 2 {
+			t.Errorf("asked %v", b.f.solicited)
+		}
+		b.f.mu.Unlock()
+		if told := b.changes(); len(told) == 0 || told[len(told)-1].After.MAC != "3c:22:fb:aa:bb:cc" {
+			t.Errorf("told %+v", told)
+		}
+		for i := range lookups {
+			b.Meet(context.Background(), netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}))
+		}
+		if _, sure := b.Meet(context.Background(), netip.MustParseAddr("10.2.0.1")); sure {
+			t.Error("more were asked for than the rate allows")
+		}
+	})
 }

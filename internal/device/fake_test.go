@@ -27,6 +27,9 @@ type fake struct {
 	table map[netip.Addr]hostnet.Neighbour
 	link  map[netip.Addr]int
 	asked []netip.Addr
+
+	answers   map[netip.Addr]hostnet.Neighbour // who answers when it is asked itself
+	solicited []netip.Addr
 }
 
 func (f *fake) watch(ctx context.Context, tell func(hostnet.NeighbourNews)) error {
@@ -53,6 +56,18 @@ func (f *fake) onLink(a netip.Addr) (int, bool, error) {
 	defer f.mu.Unlock()
 	index, ok := f.link[a]
 	return index, ok, nil
+}
+
+// solicit has who answers come into the table.
+func (f *fake) solicit(a netip.Addr, index int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.solicited = append(f.solicited, a)
+	if n, ok := f.answers[a]; ok {
+		n.Index = index
+		f.table[a] = n
+	}
+	return nil
 }
 
 func (f *fake) links() map[int]string { return map[int]string{2: "br-lan", 3: "br-guest"} }

@@ -23,6 +23,9 @@ type feed interface {
 	neighbour(a netip.Addr) (hostnet.Neighbour, bool, error)
 	onLink(a netip.Addr) (index int, ok bool, err error)
 
+	// solicit is hostnet.Solicit.
+	solicit(a netip.Addr, index int) error
+
 	// links are the names of the links by their index; nil if they can't be told.
 	links() map[int]string
 }
@@ -37,6 +40,8 @@ func (kernel) watch(ctx context.Context, tell func(hostnet.NeighbourNews)) error
 func (kernel) neighbour(a netip.Addr) (hostnet.Neighbour, bool, error) { return hostnet.NeighbourAt(a) }
 
 func (kernel) onLink(a netip.Addr) (int, bool, error) { return hostnet.OnLink(a) }
+
+func (kernel) solicit(a netip.Addr, index int) error { return hostnet.Solicit(a, index) }
 
 func (kernel) links() map[int]string {
 	found, err := hostnet.Links()
@@ -91,15 +96,17 @@ type worker struct {
 	complaint string // the last one, so that each is logged once
 }
 
-// change runs f with the lock held and then tells of what changed.
-func (w *worker) change(f func()) {
-	w.mu.Lock()
+// change runs f with the lock held and then tells of what changed, in order.
+func (t *Table) change(f func()) {
+	t.telling.Lock()
+	defer t.telling.Unlock()
+	t.mu.Lock()
 	f()
-	changes := w.changes
-	w.changes = nil
-	w.mu.Unlock()
+	changes := t.changes
+	t.changes = nil
+	t.mu.Unlock()
 	for _, c := range changes {
-		w.o.Changed(c)
+		t.o.Changed(c)
 	}
 }
 

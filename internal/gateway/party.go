@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -28,6 +29,18 @@ func (g *Gateway) partyOf(a netip.Addr) party {
 		p.detour = g.users.Detour(key)
 	}
 	return p
+}
+
+// meet is partyOf for who begins a flow. Where users are known by MAC or name it finds
+// out whose an address is that nobody knows yet, and blocks for that, 200 ms at most;
+// false: too many ask for that now.
+func (g *Gateway) meet(ctx context.Context, a netip.Addr) (party, bool) {
+	if g.users.NamesDevices() {
+		if _, sure := g.devices.Meet(ctx, a); !sure {
+			return party{}, false
+		}
+	}
+	return g.partyOf(a), true
 }
 
 // refused reports that its user gets no flow as it is now.

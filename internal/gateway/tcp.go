@@ -36,7 +36,13 @@ func (in *inbound) HandleTCP(p *netstack.Pending) {
 	ctx, cancel := context.WithCancel(p.Context())
 	defer cancel()
 	t := &tcpFlow{gw: g, source: f.Source.Addr(), cancel: cancel}
-	who := g.partyOf(f.Source.Addr())
+	who, known := g.meet(ctx, f.Source.Addr())
+	if !known {
+		g.drops.Add(flow.DropUser, 1)
+		t.release()
+		p.Refuse(flow.VerdictSilent) // it asks again in a second
+		return
+	}
 	lease, err := g.admit(&who, &f)
 	if err != nil {
 		g.drops.Add(flow.DropUser, 1)

@@ -113,6 +113,11 @@ func (in *inbound) openLink(ctx context.Context, f flow.Flow, t fanout.Target, s
 	r := t.Ctx.(*resolved)
 	v := r.decision.Outbound
 	m := new(meter)
+	if who, known := g.meet(ctx, f.Source.Addr()); !known {
+		return fanout.Opened{}, &flow.Refusal{Verdict: flow.VerdictSilent, Text: "whose the source is was not found out in time", Drop: flow.DropUser}
+	} else if who.key != r.who.key || who.who.Device != r.who.who.Device {
+		return fanout.Opened{}, route.ErrDrained // what waits is decided again, for whom it is from
+	}
 	lease, err := g.admit(&r.who, &f)
 	if err != nil {
 		return fanout.Opened{}, err

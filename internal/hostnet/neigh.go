@@ -117,6 +117,16 @@ func NeighbourAt(a netip.Addr) (n Neighbour, ok bool, err error) {
 	return n, false, nil
 }
 
+// Solicit has the kernel find out who has an address on a link, as if it had a packet
+// for it. It does not wait for the answer. It needs CAP_NET_ADMIN.
+func Solicit(a netip.Addr, index int) error {
+	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: familyOf(a), Flags: netlink.NTF_USE, IP: a.Unmap().AsSlice()})
+	if err != nil {
+		return fmt.Errorf("solicit %s: %w", a, err)
+	}
+	return nil
+}
+
 func familyOf(a netip.Addr) int {
 	if a.Unmap().Is4() {
 		return unix.AF_INET

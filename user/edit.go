@@ -121,6 +121,13 @@ func (u *Users) putOne(e *entry, s Spec) error {
 		return fmt.Errorf("user %q: %w", s.Name, err)
 	}
 	c.apply()
+	for _, p := range c.puts {
+		kind := "user.changed"
+		if p.made {
+			kind = "user.added"
+		}
+		u.event(kind, p.entry)
+	}
 	return nil
 }
 

@@ -70,8 +70,8 @@ type Options struct {
 	Sweep  time.Duration    // the longest time between looks at what is due; 0: 1 s
 	Commit time.Duration    // the longest time between commits of usage; 0: 30 s
 
-	// The functions are called without locks, on any goroutine and also from within the
-	// methods of a Lease; they must not wait. Each may be nil.
+	// The functions are called on any goroutine, also from within the methods of a Lease
+	// and while an edit goes on; they must neither wait nor edit. Each may be nil.
 
 	Changed  func(flow.UserKey)         // the state, name or group is another one: rules may decide otherwise
 	Events   func(Event)                // something that an operator wants to know
@@ -81,7 +81,7 @@ type Options struct {
 
 // Event is something that happened to a user or to a promotion.
 type Event struct {
-	Kind   string // user.near, user.exhausted, user.expired, user.reset, user.state, user.edited, user.removed, device.promoted, device.demoted
+	Kind   string // user.added, .changed (of the store), .removed, .reset, .topup, .extended, .near or its new state as in user.exhausted; device.promoted, .demoted
 	User   flow.UserKey
 	Name   string
 	State  string // now

@@ -3,6 +3,7 @@ package user
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -313,4 +314,23 @@ func TestAConfigurationIsRefusedThatTakesAGroupFromUsersOfTheStore(t *testing.T)
 		}
 	}
 	apply(t, u, staff, []Spec{{Name: "b"}})
+}
+
+func TestEditsAreToldOnceEach(t *testing.T) {
+	var told []string
+	u := newUsers(t, Options{Events: func(e Event) { told = append(told, e.Kind+" "+e.Name+" "+e.State) }})
+	put(t, u, Spec{Name: "ann"})
+	put(t, u, Spec{Name: "ann"}) // as it is
+	put(t, u, Spec{Name: "ann", Notes: "x"})
+	if err := u.Put(Spec{Name: "ann", Group: "nobody"}); err == nil {
+		t.Fatal("a group that is not there was taken")
+	}
+	put(t, u, Spec{Name: "ann", Disabled: true})
+	if err := u.Delete("ann"); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"user.added ann unused", "user.changed ann unused", "user.disabled ann disabled", "user.changed ann disabled", "user.removed ann disabled"}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q\nwant %q", told, want)
+	}
 }

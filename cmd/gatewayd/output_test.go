@@ -179,8 +179,8 @@ func TestWatchTrafficPrintsALineForEachTickUntilInterrupted(t *testing.T) {
 func TestWatchUsersPrintsALineForEachEventUntilInterrupted(t *testing.T) {
 	happen := func(_ *track.Tracker, e *api.Events) {
 		e.Publish("config.applied", "not about users")
-		e.PublishUser(user.Event{Kind: "user.near", User: 1, Name: "ann", State: "active"})
-		e.PublishUser(user.Event{Kind: "device.demoted", User: 1, Name: "ann", State: "active", Device: "10.0.0.7", Why: "idle"})
+		e.Publish("user.near", api.UserEventOf(user.Event{User: 1, Name: "ann", State: "active"}))
+		e.Publish("device.demoted", api.UserEventOf(user.Event{User: 1, Name: "ann", State: "active", Device: "10.0.0.7", Why: "idle"}))
 	}
 	watching(t, happen, []string{"  user.near        ann is active\n", "  device.demoted   ann is active  10.0.0.7 (idle)\n"}, "watch", "users")
 	watching(t, happen, []string{`{"data":{"user":{"id":1,"name":"ann"},"state":"active"},"event":"user.near"}`}, "watch", "users", "--json")

@@ -134,8 +134,8 @@ func TestUserEventsComeWithTheirTypes(t *testing.T) {
 	f := start(t, nil)
 	events := f.follow("/v1/events", url.Values{"types": {"user,device"}}, "")
 	f.events.Publish("config.applied", "not asked for")
-	f.events.PublishUser(user.Event{Kind: "user.near", User: 1, Name: "ann", State: "active"})
-	f.events.PublishUser(user.Event{Kind: "device.promoted", User: 1, Name: "ann", State: "active", Device: "10.0.0.7"})
+	f.events.Publish("user.near", api.UserEventOf(user.Event{User: 1, Name: "ann", State: "active"}))
+	f.events.Publish("device.promoted", api.UserEventOf(user.Event{User: 1, Name: "ann", State: "active", Device: "10.0.0.7"}))
 	if ev := f.next(events); ev.Name != "user.near" || string(ev.Data) != `{"user":{"id":1,"name":"ann"},"state":"active"}` {
 		t.Errorf("%s %s", ev.Name, ev.Data)
 	}

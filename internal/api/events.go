@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"gatewayd/track"
-	"gatewayd/user"
 )
 
 // keptEvents is how many events a reader may fall behind, or miss while it is away.
@@ -57,11 +56,6 @@ func (e *Events) Publish(name string, data any) {
 	e.mu.ring[e.mu.seq%keptEvents] = notice{e.mu.seq, name, data}
 	close(e.mu.more)
 	e.mu.more = make(chan struct{})
-}
-
-// PublishUser puts an event of the registry of users on the ring, as Publish does.
-func (e *Events) PublishUser(ev user.Event) {
-	e.Publish(ev.Kind, UserEventOf(ev))
 }
 
 // last is the newest sequence number.

@@ -192,9 +192,6 @@ func (s *Server) editUser(w http.ResponseWriter, r *http.Request, name string, e
 		status, what = http.StatusCreated, "added"
 	}
 	s.log.Info("user "+what, "user", next, "by", callerOf(r).name)
-	if v, err := users.Get(next); err == nil {
-		s.events.PublishUser(user.Event{Kind: "user." + what, User: v.ID, Name: v.Name, State: v.State.String()})
-	}
 	return s.answerUser(w, r, users, next, status)
 }
 

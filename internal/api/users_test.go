@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -465,20 +464,6 @@ func TestSeriesAreAskedForByTimeAndStep(t *testing.T) {
 	} {
 		resp, body := f.ask("read", "GET", "/v1/usage"+query, nil)
 		f.wantProblem(resp, body, 400, detail)
-	}
-}
-
-func TestEditsAreTold(t *testing.T) {
-	f := start(t, nil)
-	events := f.follow("/v1/events", url.Values{"types": {"user"}}, "")
-	want[api.User](f, 201, "users", "PUT", "/v1/users/ann", `{}`)
-	f.send("users", "PUT", "/v1/users/ann", `{"group":"nobody"}`)
-	want[api.User](f, 200, "users", "PATCH", "/v1/users/ann", `{"enabled":false}`)
-	if ev := f.next(events); ev.Name != "user.added" || string(ev.Data) != `{"user":{"id":1,"name":"ann"},"state":"unused"}` {
-		t.Errorf("%s %s", ev.Name, ev.Data)
-	}
-	if ev := f.next(events); ev.Name != "user.changed" || string(ev.Data) != `{"user":{"id":1,"name":"ann"},"state":"disabled"}` {
-		t.Errorf("%s %s", ev.Name, ev.Data)
 	}
 }
 

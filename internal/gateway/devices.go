@@ -199,7 +199,10 @@ func (b book) Promote(name, who string, idle, session time.Duration) error {
 	for i, l := range leases {
 		meters[i].hand(l, track.Principal{User: key, UserName: userName})
 	}
-	g.bindingsChanged() // of flows that were opened meanwhile
+	g.stir(func(r *restless) {
+		r.users[key] = true // rules may refuse what was handed over
+		r.bindings = true   // of flows that were opened meanwhile
+	})
 	return nil
 }
 

@@ -100,7 +100,7 @@ func (g *Gateway) decide(f *flow.Flow, p *party, now time.Time) (d route.Decisio
 }
 
 // rebind puts live flows that pick picks under the users that their devices have now.
-// One whose new user refuses it ends.
+// One that its new user or a rule about it refuses ends.
 func (g *Gateway) rebind(pick func(*track.Record) bool) {
 	g.managing.Lock()
 	defer g.managing.Unlock()
@@ -124,6 +124,9 @@ func (g *Gateway) rebindLocked(m *meter, of *track.Flow, r *track.Record) {
 		return
 	}
 	m.hand(l, track.Principal{User: p.key, UserName: p.who.User})
+	if g.forbidden(r, time.Now()) {
+		of.End(flow.ErrPolicy)
+	}
 }
 
 // settle looks again at a flow that was registered while decisions or bindings

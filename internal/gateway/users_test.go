@@ -304,3 +304,42 @@ func TestAFlowThatWasPromotedWhileItOpenedIsNotAdmittedAgain(t *testing.T) {
 		t.Errorf("the flow ended with %v, %d connections", cause, r.view("ann").Connections)
 	}
 }
+
+func TestAFlowThatChangesItsUserIsDecidedAgain(t *testing.T) {
+	kids := route.Match{User: []string{"kid"}}
+	nobody := route.Match{UserState: []string{"anonymous"}}
+	for name, c := range map[string]struct {
+		refuses       route.Match
+		before, after func(r *rig) error
+	}{
+		"promoted": {kids, nil, func(r *rig) error { return (book{r.gw}).Promote(ours, "kid", 0, 0) }},
+		"demoted": {
+			nobody, func(r *rig) error { return (book{r.gw}).Promote(ours, "kid", 0, 0) },
+			func(r *rig) error { return (book{r.gw}).Demote(ours) },
+		},
+		"bound": {kids, nil, func(r *rig) error {
+			return registry{r.gw.users, r.gw.bindingsChanged}.Put(user.Spec{Name: "kid", Devices: []string{ours}})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, route.Rule{Name: "refuses", Match: c.refuses, Outbound: "reject"})
+			readers := r.readers()
+			r.put(user.Spec{Name: "kid"})
+			if c.before != nil {
+				if err := c.before(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.relay(0, readers, "allowed")
+			r.follow()
+			if err := c.after(r); err != nil {
+				t.Fatal(err)
+			}
+			r.wantFlags(wire.RST)
+			r.until("the flow ended", func() bool { return len(r.gw.tracker.Closed()) == 1 })
+			if f := r.gw.tracker.Closed()[0]; f.Reason != flow.Policy {
+				t.Errorf("closed %+v", f)
+			}
+		})
+	}
+}

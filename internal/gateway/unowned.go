@@ -52,19 +52,26 @@ func (t *deviceTraffic) add(d flow.Dir, n int) {
 	}
 }
 
-// drain tells what each device moved since the last call.
+// drain tells what each device moved since the last call. Flows open and close meanwhile.
 func (u *unowned) drain(tell func(device string, up, down uint64)) {
+	for device, moved := range u.take() {
+		tell(device, moved[flow.Up], moved[flow.Down])
+	}
+}
+
+func (u *unowned) take() map[string][2]uint64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	moved := make(map[string][2]uint64)
 	for device, t := range u.of {
-		up, down := t.moved[flow.Up].Swap(0), t.moved[flow.Down].Swap(0)
-		if up|down != 0 {
-			tell(device, up, down)
+		if up, down := t.moved[flow.Up].Swap(0), t.moved[flow.Down].Swap(0); up|down != 0 {
+			moved[device] = [2]uint64{up, down}
 		}
 		if t.flows == 0 {
 			delete(u.of, device)
 		}
 	}
+	return moved
 }
 
 // outboundTraffic is what outbounds had moved by the last tick.

@@ -343,3 +343,29 @@ func TestAFlowThatChangesItsUserIsDecidedAgain(t *testing.T) {
 		})
 	}
 }
+
+func TestFlowsOpenAndCloseWhileDevicesAreToldOf(t *testing.T) {
+	var u unowned
+	for _, device := range []string{"a", "b"} {
+		f := u.open(device)
+		f.add(flow.Up, 3)
+		f.close()
+	}
+	told := make(map[string]uint64)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		u.drain(func(device string, up, _ uint64) {
+			told[device] += up
+			u.open(device).close()
+		})
+	}()
+	within(t, done)
+	if len(told) != 2 || told["a"] != 3 || told["b"] != 3 {
+		t.Errorf("told of %v", told)
+	}
+	u.drain(func(device string, up, _ uint64) { t.Errorf("told of %d of %s again", up, device) })
+	if len(u.of) != 0 {
+		t.Errorf("%d devices without flows are kept", len(u.of))
+	}
+}

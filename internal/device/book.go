@@ -294,11 +294,7 @@ func (t *Table) dropLocked(k key, r *record) {
 
 // changedLocked notes a change for Changed.
 func (t *Table) changedLocked(before, after flow.Device) {
-	if before == after {
-		return
-	}
-	t.gen.Add(1)
-	if t.o.Changed != nil {
+	if before != after && t.o.Changed != nil {
 		t.changes = append(t.changes, Change{Before: before, After: after})
 	}
 }

@@ -66,7 +66,6 @@ type Table struct {
 
 	shards [shards]atomic.Pointer[index]
 	seed   uint64
-	gen    atomic.Uint64
 	clock  atomic.Uint32 // seconds since start, set by Run
 	tokens atomic.Int32  // looks that are left in this second
 	misses chan netip.Addr
@@ -208,6 +207,3 @@ func (t *Table) miss(a netip.Addr) {
 	default:
 	}
 }
-
-// Gen changes whenever an answer of Lookup does, after it did.
-func (t *Table) Gen() uint64 { return t.gen.Load() }

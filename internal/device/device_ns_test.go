@@ -122,7 +122,6 @@ func TestAClientIsOneDeviceUntilItsMACChanges(t *testing.T) {
 		return l.Lookup(netip.MustParseAddr("fd00:1::c3d4")).Host == "tablet"
 	})
 
-	gen := l.Gen()
 	l.client.Run(t, "ip link set eth0 down")
 	l.client.Run(t, "ip link set eth0 address "+otherMAC)
 	l.client.Run(t, "ip link set eth0 up")
@@ -135,8 +134,8 @@ func TestAClientIsOneDeviceUntilItsMACChanges(t *testing.T) {
 	told := slices.ContainsFunc(l.told, func(c device.Change) bool {
 		return c.Before.Addr.String() == "10.1.0.2" && c.Before.MAC == clientMAC && c.After.MAC == otherMAC
 	})
-	if !told || l.Gen() == gen {
-		t.Errorf("told %+v, generation %d after %d", l.told, l.Gen(), gen)
+	if !told {
+		t.Errorf("told %+v", l.told)
 	}
 }
 

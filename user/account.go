@@ -197,10 +197,8 @@ func (a *account) allow() {
 	a.mu.Unlock()
 }
 
-// setPolicy changes the policy, at once for live leases too.
-func (a *account) setPolicy(p *policy) { a.update(func(*Usage) *policy { return p }) }
-
-// update changes the usage, as it is now, and with it the policy.
+// update changes the usage, as it is now, and with it the policy, at once for live
+// leases too.
 func (a *account) update(change func(*Usage) *policy) {
 	now := a.lock()
 	a.chargeLocked()

@@ -65,15 +65,6 @@ const (
 
 var _ flow.Meter = (*Lease)(nil)
 
-// admit reserves the slots of a flow.
-func (a *account) admit(s Subject) (*Lease, error) {
-	leases, err := a.admitAll([]Subject{s})
-	if err != nil {
-		return nil, err
-	}
-	return leases[0], nil
-}
-
 // admitAll reserves the slots of several flows, or none.
 func (a *account) admitAll(ss []Subject) ([]*Lease, error) {
 	a.mu.Lock()

@@ -60,6 +60,18 @@ func get(t tester, u *Users, name string) View {
 	return v
 }
 
+// setPolicy changes the policy and nothing else.
+func (a *account) setPolicy(p *policy) { a.update(func(*Usage) *policy { return p }) }
+
+// admit is admitAll of one flow.
+func (a *account) admit(s Subject) (*Lease, error) {
+	leases, err := a.admitAll([]Subject{s})
+	if err != nil {
+		return nil, err
+	}
+	return leases[0], nil
+}
+
 // flowOf is a flow of a user that was admitted, with what it ended for.
 type flowOf struct {
 	*Lease

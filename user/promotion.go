@@ -11,8 +11,8 @@ import (
 	"gatewayd/flow"
 )
 
-// MaxPromotions bounds how many devices are promoted at once.
-const MaxPromotions = 65_536
+// maxPromotions bounds how many devices are promoted at once.
+const maxPromotions = 65_536
 
 // Promotion makes the flows of a device run under a user.
 type Promotion struct {
@@ -142,8 +142,8 @@ func (u *Users) promoteLocked(set flow.DeviceSet, of Promotion) error {
 	old := u.promotions.of[set]
 	lasted := time.Duration(0)
 	switch {
-	case old == nil && len(u.promotions.of) >= MaxPromotions:
-		return fmt.Errorf("device %s: %d devices are promoted: %w", of.Device, MaxPromotions, flow.ErrLimit)
+	case old == nil && len(u.promotions.of) >= maxPromotions:
+		return fmt.Errorf("device %s: %d devices are promoted: %w", of.Device, maxPromotions, flow.ErrLimit)
 	case old != nil && old.User == of.User && old.Idle == of.Idle && old.Session == of.Session:
 		return nil
 	case old != nil && old.User == of.User:

@@ -166,6 +166,16 @@ func (u *Users) promoteLocked(set flow.DeviceSet, of Promotion) error {
 	return nil
 }
 
+// Takes reports whether a promotion of set holds for d: nobody promoted something in it
+// that has d, as a prefix may have a device that is somebody else's. It takes no lock.
+func (u *Users) Takes(set flow.DeviceSet, d flow.Device) bool {
+	if !set.Has(d) {
+		return false
+	}
+	p, ok := u.promoted.of(d)
+	return !ok || set.MAC != "" || p.set.MAC == "" && p.set.Prefix.Bits() <= set.Prefix.Bits()
+}
+
 // Demote ends the promotion of a device: its new flows run under whoever its address
 // belongs to, or nobody. The caller goes on with those that are open. ErrUnknown.
 func (u *Users) Demote(d flow.Device) error {

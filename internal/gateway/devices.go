@@ -185,7 +185,7 @@ func (b book) Promote(name, who string, idle, session time.Duration) error {
 	var live []user.Subject
 	g.tracker.EachFlow(func(f *track.Flow, r *track.Record) bool {
 		m, ours := f.Owner().(*meter)
-		if ours && r.User != key && set.Has(g.devices.Lookup(r.Source.Addr())) {
+		if ours && r.User != key && g.users.Takes(set, g.devices.Lookup(r.Source.Addr())) {
 			meters = append(meters, m)
 			live = append(live, subjectOf(r.Inbound, r.Source))
 		}

@@ -369,3 +369,30 @@ func TestFlowsOpenAndCloseWhileDevicesAreToldOf(t *testing.T) {
 		t.Errorf("%d devices without flows are kept", len(u.of))
 	}
 }
+
+func TestAPromotedPrefixLeavesItsPromotedDevicesAlone(t *testing.T) {
+	r := newRig(t)
+	readers := r.readers()
+	b := book{r.gw}
+	r.put(user.Spec{Name: "ann"})
+	r.put(user.Spec{Name: "bob", Limits: user.Limits{Connections: 1}})
+	if err := b.Promote(ours, "ann", 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	r.relay(0, readers, "one")
+	r.relay(1, readers, "two")
+	if err := b.Promote("10.0.0.0/24", "bob", 0, 0); err != nil {
+		t.Errorf("the flows are ann's, and bob is told: %v", err)
+	}
+	for _, f := range r.gw.tracker.Flows() {
+		if f.UserName != "ann" {
+			t.Errorf("a flow of ann's device runs under %q", f.UserName)
+		}
+	}
+	if err := b.Demote("10.0.0.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Promote(ours, "bob", 0, 0); err != user.RefusedConnections {
+		t.Errorf("two flows under a user of one: %v", err)
+	}
+}

@@ -258,7 +258,7 @@ func (u *Users) make(key flow.UserKey, def *definition, g *Group) (*entry, error
 			return nil, fmt.Errorf("usage of user %q: %w", def.name, err)
 		}
 	}
-	e := &entry{key: key, committed: usage.Up + usage.Down}
+	e := &entry{key: key, committed: usage.payload()}
 	e.def.Store(def)
 	e.group.Store(g)
 	e.now.Store(uint32(numStates))

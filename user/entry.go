@@ -26,7 +26,7 @@ type entry struct {
 	settling atomic.Int32 // how many asked for it since somebody is at it
 	settled               // of whoever is at it
 
-	committed uint64 // of commits: bytes that had moved
+	committed uint64 // of commits: payload that had ever moved
 	near      uint64 // of commits: percent of which user.near was told last, in the generation nearOf
 	nearOf    uint64
 }

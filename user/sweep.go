@@ -150,7 +150,7 @@ func (u *Users) commit(last bool) {
 			continue
 		}
 		usage := e.usage()
-		if moved := usage.Up+usage.Down != e.committed; moved || e.dirty.Load() {
+		if moved := usage.payload() != e.committed; moved || e.dirty.Load() {
 			pending = append(pending, e)
 			u.seen(e, &usage, moved)
 		}
@@ -164,6 +164,10 @@ func (u *Users) commit(last bool) {
 func (u *Users) commitOf(es []*entry) error {
 	u.committing.Lock()
 	defer u.committing.Unlock()
+	for _, e := range es { // after this commit nobody could tell that it moved something
+		usage := e.usage()
+		u.seen(e, &usage, usage.payload() != e.committed)
+	}
 	return u.commitLocked(es)
 }
 
@@ -175,7 +179,7 @@ func (u *Users) commitLocked(es []*entry) error {
 		for _, e := range es {
 			e.dirty.Store(false) // what comes now is for the next one
 			usage := e.usage()
-			moved = append(moved, usage.Up+usage.Down)
+			moved = append(moved, usage.payload())
 			if !yield(e.key, usage) {
 				return
 			}

@@ -298,6 +298,25 @@ func TestAClockThatGoesBackBringsNobodyBack(t *testing.T) {
 	})
 }
 
+func TestAResetIsNoTraffic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, stop := running(t, Options{Keeper: newShelf()})
+		defer stop()
+		key := put(t, u, Spec{Name: "a", Limits: Limits{Traffic: Traffic{Total: 1000, Reset: Reset{Every: Hourly}}}})
+		admit(t, u, key).move(10)
+		time.Sleep(time.Minute)
+		seen := get(t, u, "a").Usage.LastSeen
+		time.Sleep(2 * time.Hour) // the calendar's
+		if err := u.Reset("a"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if v := get(t, u, "a"); !v.Usage.LastSeen.Equal(seen) || v.Usage.Generation < 2 {
+			t.Errorf("last seen %v in generation %d, want %v", v.Usage.LastSeen, v.Usage.Generation, seen)
+		}
+	})
+}
+
 func TestUsageIsCommittedInTimeAndAtTheEdges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShelf()
@@ -323,6 +342,9 @@ func TestUsageIsCommittedInTimeAndAtTheEdges(t *testing.T) {
 		time.Sleep(1100 * time.Millisecond)
 		if got := kept(); got != 1010 {
 			t.Errorf("%d bytes are kept after the limit was reached, want 1010", got)
+		}
+		if v := get(t, u, "a"); !v.Usage.LastSeen.After(day1.Add(30 * time.Second)) {
+			t.Errorf("after the limit was reached last seen %v, as before", v.Usage.LastSeen)
 		}
 		before := s.commits
 		time.Sleep(5 * time.Minute)

@@ -31,6 +31,9 @@ func (u *Usage) Lifetime() Moved {
 	return u.Earlier.plus(Moved{u.Up, u.Down, u.ChargedUp, u.ChargedDown, u.WireRx, u.WireTx})
 }
 
+// payload is how many bytes of it ever moved. Nothing makes it fall.
+func (u *Usage) payload() uint64 { return u.Earlier.Up + u.Earlier.Down + u.Up + u.Down }
+
 func (m Moved) plus(n Moved) Moved {
 	return Moved{
 		m.Up + n.Up, m.Down + n.Down, m.ChargedUp + n.ChargedUp, m.ChargedDown + n.ChargedDown, m.WireRx + n.WireRx, m.WireTx + n.WireTx,

@@ -26,6 +26,10 @@ type stats struct {
 	latency, slowest atomic.Int64 // ns
 }
 
+// Refused counts a flow that was refused without being asked for, as one of datagrams
+// whose user's state is known to refuse it.
+func (u *Users) Refused(r Refusal) { u.stats.refused(r) }
+
 func (s *stats) refused(err error) {
 	for i := range refusals {
 		if err == refusals[i] {

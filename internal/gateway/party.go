@@ -43,15 +43,22 @@ func (g *Gateway) meet(ctx context.Context, a netip.Addr) (party, bool) {
 	return g.partyOf(a), true
 }
 
-// refused reports that its user gets no flow as it is now.
-func (p *party) refused() bool {
+// refusal is why its user gets no flow as it is now, "" if it may.
+func (p *party) refusal() user.Refusal {
 	switch p.who.State {
-	case user.StateDisabled.String(), user.StateExpired.String():
-		return true
+	case user.StateDisabled.String():
+		return user.RefusedDisabled
+	case user.StateExpired.String():
+		return user.RefusedExpired
 	case user.StateExhausted.String():
-		return p.detour == ""
+		if p.detour == "" {
+			return user.RefusedTraffic
+		}
 	}
-	return p.key != 0 && p.who.User == "" // unknown
+	if p.key != 0 && p.who.User == "" {
+		return user.RefusedUnknown
+	}
+	return ""
 }
 
 // errRefused is what a flow ends with whose device got a user that refuses it.

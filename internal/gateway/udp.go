@@ -78,8 +78,10 @@ func (in *inbound) resolve(f flow.Flow) fanout.Target {
 	if f.Network == flow.ICMP {
 		t.Outbound, t.Pin = echoStream{d.Outbound, f.Dest}, false
 	}
+	refusal := who.refusal()
 	switch {
-	case who.refused():
+	case refusal != "":
+		g.users.Refused(refusal)
 		t.Blocked, t.Cause, t.Refusal = true, flow.DropUser, errProhibited
 	case blocked(d.Outbound):
 		t.Blocked, t.Cause = true, flow.DropBlocked

@@ -200,6 +200,20 @@ func TestARefusedPromotionLeavesEverythingAsItWas(t *testing.T) {
 	}
 }
 
+func TestRefusedFlowsOfDatagramsAreCountedByCause(t *testing.T) {
+	r := newRig(t)
+	r.put(user.Spec{Name: "ann", Disabled: true, Devices: []string{"10.0.0.0/24"}})
+	for i, network := range []flow.Network{flow.UDP, flow.ICMP} {
+		f := flow.Flow{Inbound: "lan", Network: network, Source: client, Dest: flow.Destination{Addr: server}}
+		if target := r.gw.inbounds[0].resolve(f); !target.Blocked || target.Cause != flow.DropUser {
+			t.Fatalf("%v: %+v", network, target)
+		}
+		if n := r.gw.users.Counts().Refusals["disabled"]; n != uint64(i+1) {
+			t.Errorf("%v: %d refusals are counted, want %d", network, n, i+1)
+		}
+	}
+}
+
 func TestNoSlotIsLostWhileDevicesChangeUsersAndFlowsComeAndGo(t *testing.T) {
 	r := newRig(t)
 	r.gw.limits.total, r.gw.limits.flows.Max, r.gw.limits.flows.Per = 0, 0, 0

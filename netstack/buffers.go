@@ -51,7 +51,10 @@ func (s *Stack) SetBuffers(b Buffers) {
 				o.SetSendBufferSize(int64(b.SendMax), false) // as an order of its user's gVisor would stop tuning it
 			}
 			ep.UnlockUser()
-			ep.WakeupWriters()
+			switch ep.EndpointState() {
+			case tcp.StateEstablished, tcp.StateCloseWait: // nobody writes before, and Accept would take it for the end of its handshake
+				ep.WakeupWriters()
+			}
 		}
 	}
 }

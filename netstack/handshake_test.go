@@ -152,6 +152,25 @@ func TestAHandshakeIsCompletedByWhoSawItsAnswerAlone(t *testing.T) {
 	})
 }
 
+// Memory becomes short when many connect.
+func TestAHandshakeUnderWayOutlivesBuffersThatShrink(t *testing.T) {
+	forFamilies(t, func(t *testing.T, client, dst netip.AddrPort) {
+		b := newTapBed(t, nil)
+		h := b.hand(client, dst)
+		h.syn(0)
+		_, tcp := b.tcpWritten()
+		b.stack.SetBuffers(smallest)
+		b.silent(20 * time.Millisecond)
+		h.seq, h.ack = h.seq+1, tcp.SequenceNumber()+1
+		h.send(wire.ACK, nil)
+		c := recv(t, b.conns)
+		t.Cleanup(func() { c.ep.Abort(); c.ep.Close() })
+		if n := c.ep.SocketOptions().GetSendBufferSize(); n > int64(smallest.SendMax) {
+			t.Errorf("its send buffer holds %d bytes, more than %d", n, smallest.SendMax)
+		}
+	})
+}
+
 // closedByServer opens a connection and has the gateway's side close it first.
 func (h *hand) closedByServer() {
 	t := h.b.t

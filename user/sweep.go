@@ -150,9 +150,8 @@ func (u *Users) commit(last bool) {
 			continue
 		}
 		usage := e.usage()
-		if moved := usage.payload() != e.committed; moved || e.dirty.Load() {
+		if usage.payload() != e.committed || e.dirty.Load() {
 			pending = append(pending, e)
-			u.seen(e, &usage, moved)
 		}
 	}
 	if len(pending) > 0 || last || u.opt.Now().Sub(time.Unix(0, u.clock.committed.Load())) >= quiet {
@@ -164,15 +163,15 @@ func (u *Users) commit(last bool) {
 func (u *Users) commitOf(es []*entry) error {
 	u.committing.Lock()
 	defer u.committing.Unlock()
-	for _, e := range es { // after this commit nobody could tell that it moved something
-		usage := e.usage()
-		u.seen(e, &usage, usage.payload() != e.committed)
-	}
 	return u.commitLocked(es)
 }
 
 // commitLocked hands usages over as they are when the keeper asks for them.
 func (u *Users) commitLocked(es []*entry) error {
+	for _, e := range es { // after this commit nobody could tell that it moved something
+		usage := e.usage()
+		u.seen(e, &usage, usage.payload() != e.committed)
+	}
 	moved := make([]uint64, 0, len(es))
 	now, plausible := u.clock.wall()
 	err := u.keeper.Commit(now, func(yield func(flow.UserKey, Usage) bool) {

@@ -110,6 +110,10 @@ func TestAnAnswerMayBeSentBackAndChangesNothing(t *testing.T) {
 	if got := want[api.User](f, 200, "read", "GET", "/v1/users/bob", "").Limits.Multiplier.Millionths; got != 2_000_000 {
 		t.Errorf("the group's multiplier is shown as %d", got)
 	}
+	f.users.AddGroup(user.Group{Name: "staff", Limits: user.Limits{Multiplier: user.Multiplier{Set: true, Millionths: 3_000_000}}})
+	if got := want[api.User](f, 200, "read", "GET", "/v1/users/bob", "").Limits.Multiplier.Millionths; got != 3_000_000 {
+		t.Errorf("the group's multiplier is another one, and the user's %d: it was made its own", got)
+	}
 }
 
 func TestAMergePatchChangesWhatItNamesAndNullRemoves(t *testing.T) {

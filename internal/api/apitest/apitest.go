@@ -46,11 +46,14 @@ func (u *Users) Change(name string, f func(*user.View)) {
 	u.settle(v)
 }
 
-// AddGroup adds a group of the configuration.
+// AddGroup adds or replaces a group of the configuration.
 func (u *Users) AddGroup(g user.Group) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.groups[g.Name] = g
+	for _, v := range u.users {
+		u.settle(v)
+	}
 }
 
 // settle makes what follows from a definition.

@@ -47,22 +47,30 @@ func TestEveryReadyIsFollowedByOneTook(t *testing.T) {
 	}
 }
 
-// What is taken and held because the socket is full is no byte that moved.
+// What is taken and held because the socket is full is no byte that moved. Whether
+// anything is held when the socket is full is a matter of luck, so that there are tries.
 func TestWhatAFullSocketMakesTheRelayHoldIsTakenAndHasNotMoved(t *testing.T) {
-	b := newBed(t, true, nil)
+	b := newBed(t, false, nil)
 	quit := make(chan struct{})
-	sessions := b.relayTo(serve(t, func(c *net.TCPConn) { <-quit }))
 	defer close(quit)
-	c := b.mustDial(dst4)
-	defer c.Close()
-	s := recv(t, sessions)
-	go c.Write(make([]byte, 64<<20))
-	waitStill(t, func() uint64 { return s.meter.moved(flow.Up) })
-	s.conn.End(flow.ErrPolicy)
-	s.wait(t)
-	if took, moved := s.meter.took[flow.Up], s.meter.n[flow.Up]; moved == 0 || took <= moved || took > moved+chunkBytes {
-		t.Errorf("took %d, moved %d", took, moved)
+	sessions := b.relayTo(serve(t, func(c *net.TCPConn) { <-quit }))
+	for range 20 {
+		c := b.mustDial(dst4)
+		s := recv(t, sessions)
+		go c.Write(make([]byte, 64<<20))
+		waitStill(t, func() uint64 { return s.meter.moved(flow.Up) })
+		s.conn.End(flow.ErrPolicy)
+		s.wait(t)
+		c.Close()
+		took, moved := s.meter.took[flow.Up], s.meter.n[flow.Up]
+		if moved == 0 || took < moved || took > moved+chunkBytes {
+			t.Fatalf("took %d, moved %d", took, moved)
+		}
+		if took > moved {
+			return
+		}
 	}
+	t.Error("nothing was ever held")
 }
 
 // A direction in line whose far side broke can't use its turn: whoever waits behind it

@@ -59,6 +59,7 @@ type Gateway struct {
 	shortage shortage
 
 	store    *store.Store
+	notes    []string // of what the store found
 	ledger   *user.Ledger
 	users    *user.Users
 	webhooks *webhook.Sender
@@ -134,6 +135,7 @@ func New(opt Options) (g *Gateway, err error) {
 // once everything serves.
 func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	defer g.close()
+	g.tellState()
 	// Each stage outlives the one before it: flows end, are counted for the last
 	// time, are shown for the last time, and only then the devices go.
 	devices, stopDevices := context.WithCancelCause(context.Background())
@@ -261,7 +263,10 @@ func (g *Gateway) close() {
 		g.poller.Close()
 	}
 	if g.store != nil {
-		errs = append(errs, g.store.Close(time.Now()))
+		kept := g.store.Writable() // else it was told
+		if err := g.store.Close(time.Now()); kept {
+			errs = append(errs, err)
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		g.log.Warn("closing", "err", err)

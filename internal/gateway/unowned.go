@@ -1,19 +1,22 @@
 package gateway
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"gatewayd/flow"
+	"gatewayd/internal/shrink"
 	"gatewayd/user"
 )
 
 // unowned counts what devices move while they have no user, between ticks. A device is
 // in it while it has a live flow or something to tell.
 type unowned struct {
-	mu sync.Mutex
-	of map[string]*deviceTraffic // by name; guarded by mu
+	mu   sync.Mutex
+	of   map[string]*deviceTraffic // by name; guarded by mu
+	peak int                       // that of had; guarded by mu
 }
 
 // deviceTraffic is one device's.
@@ -21,6 +24,7 @@ type deviceTraffic struct {
 	of    *unowned
 	moved [2]atomic.Uint64 // payload bytes since the last tick
 	flows int              // live; guarded by of.mu
+	heard bool             // something came back, or it has a MAC; guarded by of.mu
 }
 
 // open counts one more flow of a device.
@@ -53,6 +57,7 @@ func (t *deviceTraffic) add(d flow.Dir, n int) {
 }
 
 // drain tells what each device moved since the last call. Flows open and close meanwhile.
+// An address that never got an answer may be forged: what it sent is nobody's.
 func (u *unowned) drain(tell func(device string, up, down uint64)) {
 	for device, moved := range u.take() {
 		tell(device, moved[flow.Up], moved[flow.Down])
@@ -64,13 +69,17 @@ func (u *unowned) take() map[string][2]uint64 {
 	defer u.mu.Unlock()
 	moved := make(map[string][2]uint64)
 	for device, t := range u.of {
-		if up, down := t.moved[flow.Up].Swap(0), t.moved[flow.Down].Swap(0); up|down != 0 {
-			moved[device] = [2]uint64{up, down}
+		t.heard = t.heard || t.moved[flow.Down].Load() > 0 || strings.HasPrefix(device, "mac:")
+		if t.heard {
+			if up, down := t.moved[flow.Up].Swap(0), t.moved[flow.Down].Swap(0); up|down != 0 {
+				moved[device] = [2]uint64{up, down}
+			}
 		}
 		if t.flows == 0 {
 			delete(u.of, device)
 		}
 	}
+	u.of = shrink.Map(u.of, &u.peak)
 	return moved
 }
 

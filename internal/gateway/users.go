@@ -35,12 +35,7 @@ func (g *Gateway) openUsers(cfg *config.Config) error {
 		return exitcode.With(exitcode.Config, fmt.Errorf("state_dir %s: %w", cfg.StateDir, err))
 	}
 	g.store = s
-	for _, n := range notes {
-		g.log.Warn(n)
-	}
-	if err := s.Trouble(); err != nil {
-		g.log.Warn("users and usage are kept in memory only", "err", err)
-	}
+	g.notes = notes
 	if g.ledger, err = user.NewLedger(user.LedgerOptions{Store: s, Hourly: cfg.Ledger.Hourly, Daily: cfg.Ledger.Daily}); err != nil {
 		return fmt.Errorf("state_dir %s: %w", cfg.StateDir, err)
 	}
@@ -62,6 +57,17 @@ func (g *Gateway) openUsers(cfg *config.Config) error {
 	targets, err := targetsOf(cfg.Webhooks)
 	g.webhooks.Use(targets)
 	return err
+}
+
+// tellState logs what was found of the state. It waits until nothing else can fail: who
+// can't start is told why, in one line.
+func (g *Gateway) tellState() {
+	for _, n := range g.notes {
+		g.log.Warn(n)
+	}
+	if err := g.store.Trouble(); err != nil {
+		g.log.Warn("users and usage are kept in memory only", "err", err)
+	}
 }
 
 // The commit interval on flash is another one, unless the configuration has its own.

@@ -360,11 +360,13 @@ func TestAFlowThatChangesItsUserIsDecidedAgain(t *testing.T) {
 
 func TestFlowsOpenAndCloseWhileDevicesAreToldOf(t *testing.T) {
 	var u unowned
-	for _, device := range []string{"a", "b"} {
+	const a, b, forged = "mac:3c:22:fb:aa:bb:cc", "10.0.0.2", "10.0.0.3"
+	for _, device := range []string{a, b, forged} {
 		f := u.open(device)
 		f.add(flow.Up, 3)
 		f.close()
 	}
+	u.of[b].add(flow.Down, 1) // who answered it
 	told := make(map[string]uint64)
 	done := make(chan struct{})
 	go func() {
@@ -375,7 +377,7 @@ func TestFlowsOpenAndCloseWhileDevicesAreToldOf(t *testing.T) {
 		})
 	}()
 	within(t, done)
-	if len(told) != 2 || told["a"] != 3 || told["b"] != 3 {
+	if len(told) != 2 || told[a] != 3 || told[b] != 3 {
 		t.Errorf("told of %v", told)
 	}
 	u.drain(func(device string, up, _ uint64) { t.Errorf("told of %d of %s again", up, device) })

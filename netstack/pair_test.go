@@ -326,7 +326,9 @@ func (m *counter) resume(d flow.Dir) {
 	m.err[d] = nil
 	wake := m.waiting
 	m.mu.Unlock()
-	wake()
+	if wake != nil { // else no turn has met the pause yet
+		wake()
+	}
 }
 
 // session is one relayed flow of a test.

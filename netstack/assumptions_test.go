@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
+	"math"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -184,7 +185,7 @@ func TestFact4TheStackHasItsOptions(t *testing.T) {
 	if !bool(sack) || recovery != 0 || control != "reno" || bool(delay) || !bool(moderate) {
 		t.Errorf("sack %v, recovery %d, congestion control %q, delay %v, moderate %v", sack, recovery, control, delay, moderate)
 	}
-	if retries != maxRetries {
+	if retries != math.MaxUint32 {
 		t.Errorf("%d retries", retries)
 	}
 	got := Buffers{Recv: rcv.Default, RecvMax: rcv.Max, Send: snd.Default, SendMax: snd.Max}

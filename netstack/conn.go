@@ -19,6 +19,8 @@ type Conn struct {
 	queue waiter.Queue
 	entry waiter.Entry
 	sent  sentCounter
+
+	silence silence
 }
 
 // Client is the client's address, and Dest the one that it dialled.

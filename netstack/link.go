@@ -80,14 +80,21 @@ func (l *link) write(pkt *stack.PacketBuffer) {
 	if err != nil {
 		l.drops.Add(flow.DropDeviceWrite, 1)
 	}
-	if n := pkt.Data().Size(); ok && n > 0 {
-		seq := header.TCP(pkt.TransportHeader().Slice()).SequenceNumber()
-		repeat := c.sent.note(seq, n, err == nil)
+	if !ok {
+		return
+	}
+	h, repeat := header.TCP(pkt.TransportHeader().Slice()), 0
+	if n := pkt.Data().Size(); n > 0 {
+		seq := h.SequenceNumber()
+		repeat = c.sent.note(seq, n, err == nil)
 		if repeat > 0 && c.sent.super {
 			l.supers.again(c.sent.second(seq, n))
 		}
 		c.suspect(pkt.Size(), repeat)
 		c.sentSome()
+	}
+	if repeat > 0 || err != nil || h.Flags().Contains(header.TCPFlagFin) {
+		c.listen()
 	}
 }
 

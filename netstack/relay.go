@@ -89,6 +89,7 @@ const (
 	epReadable  = 1 << iota // the endpoint may have bytes or an end
 	epWritable              // the endpoint may take bytes
 	epBroken                // the endpoint may have failed
+	epSilent                // the client answers nothing any more
 	outReadable             // the socket may have bytes
 	outWritable             // the socket may take bytes
 	outEnded                // the socket has an end or an error behind its bytes; stays set
@@ -206,6 +207,9 @@ func (c *Conn) clear(bit uint32)    { c.ready.And(^bit) }
 
 // takeTurn is one turn.
 func (c *Conn) takeTurn() {
+	if c.has(epSilent) {
+		c.giveUp()
+	}
 	if c.over {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -92,14 +93,7 @@ type Stack struct {
 
 const nicID = 1
 
-const (
-	timeWait = 3 * time.Second
-	// A client that acknowledges nothing is given up after this many
-	// retransmissions, 3 min 25 s from the shortest time-out on: about as long as
-	// the default keepalive takes with an idle one. One whose window is closed
-	// acknowledges the probes and stays.
-	maxRetries = 9
-)
+const timeWait = 3 * time.Second
 
 // New makes the stack of cfg.Device. Nothing runs before Run.
 func New(cfg Config) (*Stack, error) {
@@ -137,7 +131,7 @@ func (s *Stack) setOptions() error {
 	moderate := tcpip.TCPModerateReceiveBufferOption(true)
 	reno := tcpip.CongestionControlOption("reno")
 	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
-	retries := tcpip.TCPMaxRetriesOption(maxRetries)
+	retries := tcpip.TCPMaxRetriesOption(math.MaxUint32) // see silence.go
 	for _, o := range []tcpip.SettableTransportProtocolOption{
 		&sack, &rack, &nagle, &moderate, &reno, &wait, &retries,
 	} {

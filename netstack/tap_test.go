@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ import (
 type tap struct {
 	mtu      int
 	gso, uso bool
-	fails    bool
+	fails    atomic.Bool
 	out      chan wirePacket
 }
 
@@ -39,7 +40,7 @@ func (d *tap) Run(ctx context.Context, _ func() *Batch) error {
 }
 
 func (d *tap) Write(_ uint32, bufs [][]byte, o Offload) error {
-	if d.fails {
+	if d.fails.Load() {
 		return errors.New("the device takes nothing")
 	}
 	select {
@@ -214,6 +215,7 @@ type segment struct {
 	seq, ack uint32
 	flags    uint8
 	window   uint16 // 0: 65535
+	closed   bool   // the window is
 	options  []byte // a multiple of 4 bytes
 	payload  []byte
 }
@@ -229,7 +231,7 @@ func (s segment) packet() []byte {
 	b = binary.BigEndian.AppendUint32(b, s.seq)
 	b = binary.BigEndian.AppendUint32(b, s.ack)
 	window := s.window
-	if window == 0 {
+	if window == 0 && !s.closed {
 		window = 65535
 	}
 	b = append(b, byte(20+len(s.options))<<2, s.flags)

@@ -253,7 +253,7 @@ func TestRepliesThatCannotBePacketsAreCounted(t *testing.T) {
 	b := newTapBed(t, nil)
 	b.sent(client4, flow.Train{Peer: flow.Destination{Addr: dst6}, Payload: count(10)})
 	b.dropped(flow.DropMalformed, 1)
-	b.dev.fails = true
+	b.dev.fails.Store(true)
 	b.sent(client4, flow.Train{Peer: flow.Destination{Addr: dst4}, Payload: count(10)})
 	if n := b.drops[flow.DropDeviceWrite].Load(); n != 1 {
 		t.Fatalf("%d drops of a device that takes nothing", n)

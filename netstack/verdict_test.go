@@ -250,7 +250,7 @@ func TestSYNsWithGarbageOptionsAreAnsweredOrDropped(t *testing.T) {
 }
 
 func TestAnICMPErrorOfADeviceThatTakesNothingIsCounted(t *testing.T) {
-	b := newTapBed(t, func(_ *Config, d *tap) { d.fails = true })
+	b := newTapBed(t, func(_ *Config, d *tap) { d.fails.Store(true) })
 	b.tcp = func(p *Pending) { p.Refuse(flow.VerdictProhibited) }
 	b.hand(client4, dst4).syn(0)
 	waitFor(t, func() bool { return b.stack.Pending() == 0 })

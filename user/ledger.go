@@ -31,8 +31,8 @@ type Ledger struct {
 	named  map[Payer]*tally // devices and outbounds
 	dirty  []dirtyTally
 	closed []closedSlot // not committed
-	takes  map[flow.UserKey]take
-	pruned int64 // the day on which old series were deleted last
+
+	pruned int64 // the day on which old series were deleted last; guarded by saving
 }
 
 // LedgerOptions are what a Ledger needs.
@@ -73,6 +73,7 @@ type tally struct {
 	hour, day openSlot
 	usage     Usage // of devices and outbounds Up, Down, FirstUse and LastSeen only
 	lost      Moved // of usage's lifetime, by somebody who made it fall
+	take      *take // nil: there was none yet; guarded by Ledger.saving
 }
 
 // moved is everything that was ever counted.
@@ -97,7 +98,7 @@ func NewLedger(o LedgerOptions) (*Ledger, error) {
 	if o.Zone == nil {
 		o.Zone = time.Local
 	}
-	l := &Ledger{opt: o, users: make(map[flow.UserKey]*tally), named: make(map[Payer]*tally), takes: make(map[flow.UserKey]take)}
+	l := &Ledger{opt: o, users: make(map[flow.UserKey]*tally), named: make(map[Payer]*tally)}
 	var failed []error
 	o.Store.Each(store.Usage, func(key string, value []byte) {
 		p, ok := payerOf([]byte(key))
@@ -119,7 +120,7 @@ func NewLedger(o LedgerOptions) (*Ledger, error) {
 			failed = append(failed, fmt.Errorf("take of %q: %w", key, errors.Join(err, errBadRecord)))
 			return
 		}
-		l.takes[p.User] = t
+		l.user(p.User).take = &t
 	})
 	if err := errors.Join(failed...); err != nil {
 		return nil, err
@@ -148,12 +149,18 @@ func (l *Ledger) Observe(usages iter.Seq2[flow.UserKey, Usage], now time.Time) {
 	}
 }
 
-func (l *Ledger) observe(key flow.UserKey, u *Usage, at slots) {
+// user is a user's account, a new one if there is none.
+func (l *Ledger) user(key flow.UserKey) *tally {
 	t := l.users[key]
 	if t == nil {
 		t = new(tally)
 		l.users[key] = t
 	}
+	return t
+}
+
+func (l *Ledger) observe(key flow.UserKey, u *Usage, at slots) {
+	t := l.user(key)
 	if t.usage == *u {
 		return
 	}
@@ -239,7 +246,6 @@ func (l *Ledger) forget(key flow.UserKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.drop(Payer{Kind: ForUser, User: key}, l.users[key])
-	delete(l.takes, key)
 }
 
 // Flush commits what changed since the last commit. An error, which wraps
@@ -252,26 +258,35 @@ func (l *Ledger) Flush(now time.Time) error {
 }
 
 func (l *Ledger) flush(now time.Time) error {
-	l.mu.Lock()
-	b := l.changes()
-	prune := l.slots(now).day != l.pruned
-	if prune {
-		l.pruned = l.slots(now).day
-	}
-	l.mu.Unlock()
-	err := l.opt.Store.Keep(b, now)
-	if prune && err == nil {
+	err := l.commit(now, nil)
+	if today := l.slots(now).day; err == nil && today != l.pruned {
+		l.pruned = today
 		err = l.prune(now)
 	}
 	return err
 }
 
-// changes are what has to be committed, which counts as committed then.
-func (l *Ledger) changes() (b store.Batch) {
-	if len(l.dirty) > 0 {
-		b.Changes = make([]store.Change, 0, len(l.dirty))
+// commit commits what changed, and takes with it: these are on disk if it returns nil,
+// and else nowhere. So after a crash the accounts are not behind the takes.
+func (l *Ledger) commit(now time.Time, takes []store.Change) error {
+	l.mu.Lock()
+	b := l.changes(takes)
+	l.mu.Unlock()
+	if len(takes) == 0 {
+		return l.opt.Store.Keep(b, now)
 	}
-	buf := make([]byte, 0, 64*len(l.dirty))
+	err := l.opt.Store.Write(b, now)
+	if err != nil {
+		b.Changes = b.Changes[len(takes):]
+		_ = l.opt.Store.Keep(b, now) // in memory
+	}
+	return err
+}
+
+// changes are takes and what has to be committed, which counts as committed then.
+func (l *Ledger) changes(takes []store.Change) (b store.Batch) {
+	b.Changes = slices.Grow(takes, len(l.dirty))
+	var buf []byte
 	for _, d := range l.dirty {
 		key := d.payer.key()
 		if d.tally == nil {
@@ -282,9 +297,8 @@ func (l *Ledger) changes() (b store.Batch) {
 			continue
 		}
 		d.dirty = false
-		from := len(buf)
-		buf = d.encode(buf)
-		b.Changes = append(b.Changes, store.Change{Bucket: store.Usage, Key: key, Value: slices.Clone(buf[from:])})
+		buf = d.encode(buf[:0])
+		b.Changes = append(b.Changes, store.Change{Bucket: store.Usage, Key: key, Value: slices.Clone(buf)})
 	}
 	b.Blocks = blocksOf(l.closed)
 	l.closed = nil

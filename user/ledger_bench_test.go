@@ -34,7 +34,7 @@ func BenchmarkObserve50000(b *testing.B) {
 		l.Observe(busyUsers(us), ledgerStart)
 		b.StopTimer()
 		l.mu.Lock()
-		l.changes()
+		l.changes(nil)
 		l.mu.Unlock()
 		b.StartTimer()
 	}
@@ -49,7 +49,7 @@ func BenchmarkChanges50000(b *testing.B) {
 		l.Observe(busyUsers(us), ledgerStart)
 		b.StartTimer()
 		l.mu.Lock()
-		l.changes()
+		l.changes(nil)
 		l.mu.Unlock()
 	}
 }
@@ -65,7 +65,7 @@ func BenchmarkCommit50000(b *testing.B) {
 	}
 }
 
-// Everybody's takes, and everybody's acknowledged.
+// Everybody's takes. With TMPDIR in memory it is what is computed, without the disk.
 func BenchmarkTake50000(b *testing.B) {
 	l, _ := openLedger(b, b.TempDir())
 	us := make([]Usage, benchUsers)

@@ -53,9 +53,9 @@ func (t *tally) encode(b []byte) []byte {
 
 func (t *take) encode(b []byte) []byte {
 	b = t.acked.encode(binary.AppendUvarint(append(b, recordVersion), t.seq))
-	b = appendMillis(b, t.from)
+	b = binary.AppendVarint(b, t.from)
 	if t.open {
-		b = t.moved.encode(appendMillis(b, t.to))
+		b = t.moved.encode(binary.AppendVarint(b, t.to))
 	}
 	return b
 }
@@ -92,8 +92,10 @@ func (n *numbers) skip(size int) {
 	n.b = n.b[size:]
 }
 
-func (n *numbers) millis() time.Time {
-	if ms := n.int(); ms != 0 {
+func (n *numbers) millis() time.Time { return millis(n.int()) }
+
+func millis(ms int64) time.Time {
+	if ms != 0 {
 		return time.UnixMilli(ms).UTC()
 	}
 	return time.Time{}
@@ -143,9 +145,9 @@ func decodeTake(b []byte) (t take, err error) {
 	if err != nil {
 		return t, err
 	}
-	t = take{seq: n.uint(), acked: n.moved(), from: n.millis(), open: len(n.b) > 0}
-	if t.open {
-		t.to, t.moved = n.millis(), n.moved()
+	t = take{seq: n.uint(), acked: n.moved(), from: n.int()}
+	if t.open = len(n.b) > 0; t.open {
+		t.to, t.moved = n.int(), n.moved()
 	}
 	if n.bad {
 		return take{}, errBadRecord

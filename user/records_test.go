@@ -9,7 +9,7 @@ import (
 func FuzzRecords(f *testing.F) {
 	full := tally{usage: Usage{Up: 1, Extended: -2, FirstUse: ledgerStart, Earlier: Moved{WireTx: 3}}, hour: openSlot{-4, Volume{Up: 5}}, lost: Moved{Up: 6}}
 	f.Add(full.encode(nil))
-	f.Add((&take{seq: 1, open: true, to: ledgerStart, moved: Moved{Up: 1}}).encode(nil))
+	f.Add((&take{seq: 1, open: true, to: ledgerStart.UnixMilli(), moved: Moved{Up: 1}}).encode(nil))
 	f.Add([]byte{recordVersion})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if a, err := decodeTally(b); err == nil {
@@ -40,7 +40,7 @@ func TestRecordsOfTheFirstVersionAreRead(t *testing.T) {
 	if got, err := decodeTally([]byte(written)); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v; now it would be %q", got, err, want.encode(nil))
 	}
-	wantTake := take{seq: 1, acked: Moved{2, 3, 4, 5, 6, 7}, from: ledgerStart, open: true, to: ledgerStart, moved: Moved{8, 9, 10, 11, 12, 13}}
+	wantTake := take{seq: 1, acked: Moved{2, 3, 4, 5, 6, 7}, from: ledgerStart.UnixMilli(), open: true, to: ledgerStart.UnixMilli(), moved: Moved{8, 9, 10, 11, 12, 13}}
 	const writtenTake = "\x01\x01\x02\x03\x04\x05\x06\a\x80\xa8\xa8\x94\x95g\x80\xa8\xa8\x94\x95g\b\t\n\v\f\r"
 	if got, err := decodeTake([]byte(writtenTake)); err != nil || got != wantTake {
 		t.Errorf("%+v, %v; now it would be %q", got, err, wantTake.encode(nil))

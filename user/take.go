@@ -3,6 +3,7 @@ package user
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"gatewayd/flow"
@@ -25,14 +26,26 @@ var ErrSequence = errors.New("not the last take")
 //	open   a take was given out under seq and not acknowledged: it is given out again
 //	else   the take seq was acknowledged, or there was none yet
 //
-// A take becomes open, and acknowledged, on disk before anybody is told.
+// A take becomes open, and acknowledged, on disk before anybody is told. Times are in ms
+// since 1970, 0 is none.
 type take struct {
 	seq   uint64
-	acked Moved // of all that ever moved, what acknowledged takes told
-	from  time.Time
 	open  bool
-	to    time.Time // of the open one
+	acked Moved // of all that ever moved, what acknowledged takes told
+	from  int64
+	to    int64 // of the open one
 	moved Moved
+}
+
+// acknowledged is what it is once the open one was acknowledged.
+func (t *take) acknowledged() take {
+	return take{seq: t.seq, acked: t.acked.plus(t.moved), from: t.to}
+}
+
+// record is how it is kept; buf is to be used again.
+func (t *take) record(key flow.UserKey, buf *[]byte) store.Change {
+	*buf = t.encode((*buf)[:0])
+	return store.Change{Bucket: store.Takes, Key: Payer{Kind: ForUser, User: key}.key(), Value: slices.Clone(*buf)}
 }
 
 // Take gives out, for each of the users that the ledger knows, what it moved since the
@@ -42,41 +55,45 @@ type take struct {
 func (l *Ledger) Take(now time.Time, keys ...flow.UserKey) ([]Taken, error) {
 	l.saving.Lock()
 	defer l.saving.Unlock()
-	next, taken := l.nextTakes(now, keys)
-	// First what was moved, so that after a crash the accounts are not behind the take.
-	if err := l.flush(now); err != nil {
-		return nil, err
-	}
-	if err := l.saveTakes(next, now); err != nil {
+	taken, opened, changes := l.openTakes(now, keys)
+	if err := l.commit(now, changes); err != nil {
+		for _, t := range opened {
+			t.open = false
+			t.seq--
+		}
 		return nil, err
 	}
 	return taken, nil
 }
 
-// nextTakes are the takes as they are to be, of those users that get a new one, and
-// what all are given.
-func (l *Ledger) nextTakes(now time.Time, keys []flow.UserKey) (next map[flow.UserKey]take, taken []Taken) {
+// openTakes is what all are given, and of those that get a new take what it is and how
+// it is kept.
+func (l *Ledger) openTakes(now time.Time, keys []flow.UserKey) (taken []Taken, opened []*take, changes []store.Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next, taken = make(map[flow.UserKey]take), make([]Taken, 0, len(keys))
+	taken, opened, changes = make([]Taken, 0, len(keys)), make([]*take, 0, len(keys)), make([]store.Change, 0, len(keys))
+	var buf []byte
 	for _, key := range keys {
 		t := l.users[key]
 		if t == nil {
 			continue
 		}
-		s := l.takes[key]
+		if t.take == nil {
+			t.take = new(take)
+		}
+		s := t.take
 		if moved := t.moved().since(s.acked); !s.open && moved != (Moved{}) {
 			s.seq++
-			s.open, s.to, s.moved = true, now.Truncate(time.Millisecond).UTC(), moved
-			next[key] = s
+			s.open, s.to, s.moved = true, now.UnixMilli(), moved
+			opened, changes = append(opened, s), append(changes, s.record(key, &buf))
 		}
 		if s.open {
-			taken = append(taken, Taken{key, s.seq, s.from, s.to, s.moved})
+			taken = append(taken, Taken{key, s.seq, millis(s.from), millis(s.to), s.moved})
 		} else {
-			taken = append(taken, Taken{User: key, From: s.from, To: now})
+			taken = append(taken, Taken{User: key, From: millis(s.from), To: now})
 		}
 	}
-	return next, taken
+	return taken, opened, changes
 }
 
 // Ack acknowledges the last take of a user: the next one begins where it ended. To
@@ -90,38 +107,34 @@ func (l *Ledger) Ack(key flow.UserKey, sequence uint64, now time.Time) error {
 func (l *Ledger) AckAll(taken []Taken, now time.Time) error {
 	l.saving.Lock()
 	defer l.saving.Unlock()
-	next := make(map[flow.UserKey]take, len(taken))
+	open, changes := make([]*take, 0, len(taken)), make([]store.Change, 0, len(taken))
+	var buf []byte
 	l.mu.Lock()
 	for _, k := range taken {
-		s := l.takes[k.User]
-		if k.Sequence == 0 || k.Sequence != s.seq {
-			l.mu.Unlock()
-			return fmt.Errorf("take %d of user %d: %w, which is %d", k.Sequence, k.User, ErrSequence, s.seq)
+		t := new(take)
+		if of := l.users[k.User]; of != nil && of.take != nil {
+			t = of.take
 		}
-		if s.open {
-			next[k.User] = take{seq: s.seq, acked: s.acked.plus(s.moved), from: s.to}
+		if k.Sequence == 0 || k.Sequence != t.seq {
+			l.mu.Unlock()
+			return fmt.Errorf("take %d of user %d: %w, which is %d", k.Sequence, k.User, ErrSequence, t.seq)
+		}
+		if t.open {
+			next := t.acknowledged()
+			open, changes = append(open, t), append(changes, next.record(k.User, &buf))
 		}
 	}
 	l.mu.Unlock()
-	return l.saveTakes(next, now)
-}
-
-// saveTakes makes takes hold, on disk and then in memory.
-func (l *Ledger) saveTakes(next map[flow.UserKey]take, now time.Time) error {
-	if len(next) == 0 {
+	if len(open) == 0 {
 		return nil
 	}
-	b := store.Batch{Changes: make([]store.Change, 0, len(next))}
-	for key, t := range next {
-		b.Changes = append(b.Changes, store.Change{Bucket: store.Takes, Key: Payer{Kind: ForUser, User: key}.key(), Value: t.encode(nil)})
-	}
-	if err := l.opt.Store.Write(b, now); err != nil {
+	if err := l.opt.Store.Write(store.Batch{Changes: changes}, now); err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for key, t := range next {
-		l.takes[key] = t
+	for _, t := range open {
+		if t.open { // it is in the list once more
+			*t = t.acknowledged()
+		}
 	}
 	return nil
 }

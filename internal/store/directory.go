@@ -49,7 +49,7 @@ type directory struct {
 	lock     *os.File
 	journal  *os.File
 	size     int64 // of whole frames
-	snapshot int64 // of it, what the snapshot takes
+	snapshot int64 // of it, what was written with the snapshot
 	read     bool  // the journal that is there was read, or is ours
 	why      error
 
@@ -76,7 +76,7 @@ func (d *directory) open(now time.Time) (found content, notes []string, err erro
 		notes = append(notes, d.setAside(name, used, now))
 	}
 	if found.records == nil {
-		found.records = make(records)
+		found.records = newRecords()
 	}
 	if len(damaged) > 0 {
 		notes = append(notes, fmt.Sprintf("%d records of %s are used", found.records.count(), found.at.Format(time.RFC3339)))
@@ -141,7 +141,7 @@ func (d *directory) begin(found content, now time.Time) error {
 		if at.IsZero() {
 			at = now
 		}
-		return d.compact(found.records, at)
+		return d.compact(found.records, at, nil)
 	}
 	f, err := os.OpenFile(d.file(journalName), os.O_RDWR, 0)
 	if err != nil {
@@ -158,11 +158,12 @@ func (d *directory) begin(found content, now time.Time) error {
 // source is where a save finds what is in memory.
 type source interface {
 	length(segment string) int64
-	snapshot(changes []Change) records // everything, after changes
+	all() records // before the batch that is saved; nobody changes them meanwhile
 }
 
-// save brings b to the disk.
-func (d *directory) save(b Batch, from source, now time.Time) error {
+// save brings b to the disk. One that is awaited makes no snapshot before the journal is
+// twice as long as others let it become.
+func (d *directory) save(b Batch, from source, now time.Time, awaited bool) error {
 	if err := d.ready(); err != nil {
 		return err
 	}
@@ -171,10 +172,14 @@ func (d *directory) save(b Batch, from source, now time.Time) error {
 		return err
 	}
 	changes := append(slices.Clip(b.Changes), lengths...)
-	d.buf = appendChanges(d.buf[:0], now, changes)
-	anew := d.journal == nil || d.size-d.snapshot+int64(len(d.buf)) > max(compactAfter, d.snapshot)
+	d.buf = appendChanges(slices.Grow(d.buf[:0], sizeOf(changes)), now, changes)
+	most := max(compactAfter, d.snapshot)
+	if awaited {
+		most *= 2
+	}
+	anew := d.journal == nil || d.size-d.snapshot+int64(len(d.buf)) > most
 	if anew {
-		err = d.compact(from.snapshot(changes), now)
+		err = d.compact(from.all(), now, d.buf)
 	}
 	if !anew || err != nil && d.journal != nil { // where a snapshot finds no room a commit may
 		err = d.append(d.buf)
@@ -229,9 +234,11 @@ func (d *directory) append(frame []byte) error {
 	return err
 }
 
-// compact writes a journal that is one snapshot. The one before becomes the last good copy.
-func (d *directory) compact(r records, at time.Time) error {
-	b := appendSnapshot(d.format.header(nil), at, r)
+// compact writes a journal that is a snapshot and the frame of the commit after it. The
+// journal before becomes the last good copy.
+func (d *directory) compact(r records, at time.Time, frame []byte) error {
+	b := make([]byte, 0, int(d.snapshot)+2*len(frame)) // about
+	b = append(appendSnapshot(d.format.header(b), at, r), frame...)
 	f, err := os.OpenFile(d.file(newName), os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err

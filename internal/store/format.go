@@ -53,7 +53,7 @@ func (f format) read(b []byte) (c content, err error) {
 	if err != nil {
 		return c, err
 	}
-	c.records = make(records)
+	c.records = newRecords()
 	kind, at, err := c.records.apply(payload)
 	if err != nil || kind != snapshotFrame {
 		return c, errDamaged

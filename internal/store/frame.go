@@ -61,6 +61,15 @@ func appendRecord(b []byte, c Change) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(c.Value))+1), c.Value...)
 }
 
+// sizeOf is at least how long the frame of changes is.
+func sizeOf(changes []Change) int {
+	n := frameHeader + 1 + binary.MaxVarintLen64
+	for i := range changes {
+		n += 1 + len(changes[i].Key) + len(changes[i].Value) + 2*binary.MaxVarintLen32
+	}
+	return n
+}
+
 // appendChanges adds the frame of one commit.
 func appendChanges(b []byte, at time.Time, changes []Change) []byte {
 	b, start := beginFrame(b)
@@ -77,7 +86,7 @@ func appendSnapshot(b []byte, at time.Time, r records) []byte {
 	b = binary.AppendVarint(append(b, snapshotFrame), at.UnixMilli())
 	for bucket, m := range r {
 		for key, value := range m {
-			b = appendRecord(b, Change{bucket, key, value})
+			b = appendRecord(b, Change{Bucket(bucket), key, value})
 		}
 	}
 	return endFrame(b, start)

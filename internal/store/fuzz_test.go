@@ -37,7 +37,7 @@ func FuzzPayload(f *testing.F) {
 	f.Add(appendBlock(nil, Block{Hourly, 7, []Row{{"k", []byte("v")}}})[frameHeader:])
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		_, _, _ = make(records).apply(payload)
+		_, _, _ = newRecords().apply(payload)
 		frame, at := beginFrame(nil)
 		frame = endFrame(append(frame, payload...), at)
 		if err := os.WriteFile(filepath.Join(dir, "hourly-0"), frame, 0o600); err != nil {

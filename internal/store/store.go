@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,7 +99,10 @@ const (
 	maxPending = 16 << 20
 )
 
-type records map[Bucket]map[string][]byte
+// records are all of them, by bucket.
+type records []map[string][]byte
+
+func newRecords() records { return make(records, math.MaxUint8+1) }
 
 func (r records) set(b Bucket, key string, value []byte) {
 	if value == nil {
@@ -161,7 +165,7 @@ func open(dir string, now time.Time, f format) (*Store, []string, error) {
 	s := &Store{dir: dir}
 	s.commit.dirty = make(map[dirtyKey]struct{})
 	s.commit.pause = firstPause
-	s.mem.records = make(records)
+	s.mem.records = newRecords()
 	if dir == "" {
 		s.mem.trouble = fmt.Errorf("%w: no state_dir", ErrNotDurable)
 		return s, nil, nil
@@ -201,7 +205,7 @@ func (s *Store) Each(b Bucket, f func(key string, value []byte)) {
 func (s *Store) Write(b Batch, now time.Time) error {
 	s.commit.Lock()
 	defer s.commit.Unlock()
-	if err := s.save(b, now); err != nil {
+	if err := s.save(b, now, true); err != nil {
 		return err
 	}
 	s.apply(b)
@@ -216,7 +220,7 @@ func (s *Store) Keep(b Batch, now time.Time) error {
 	defer s.commit.Unlock()
 	err := s.Trouble()
 	if err == nil || !now.Before(s.commit.retry) || s.commit.retry.Sub(now) > lastPause {
-		err = s.save(b, now)
+		err = s.save(b, now, false)
 	}
 	if err != nil {
 		for _, c := range b.Changes {
@@ -256,8 +260,9 @@ func (s *Store) wait(blocks []Block) {
 	}
 }
 
-// save brings b and what waited to the disk. What it wrote is not applied yet.
-func (s *Store) save(b Batch, now time.Time) error {
+// save brings b and what waited to the disk. What it wrote is not applied yet. Where
+// somebody waits for an answer a snapshot is put off, if it can be.
+func (s *Store) save(b Batch, now time.Time, awaited bool) error {
 	if s.fs == nil {
 		return s.Trouble()
 	}
@@ -265,7 +270,7 @@ func (s *Store) save(b Batch, now time.Time) error {
 	if idle := now.Sub(s.LastCommit()); len(full.Changes)+len(full.Blocks) == 0 && s.Trouble() == nil && idle >= 0 && idle < stampEvery {
 		return nil
 	}
-	err := s.fs.save(full, s, now)
+	err := s.fs.save(full, s, now, awaited)
 	s.mem.Lock()
 	defer s.mem.Unlock()
 	if err != nil {
@@ -303,19 +308,8 @@ func (s *Store) length(segment string) int64 {
 	return decodeLength(s.Get(segments, segment))
 }
 
-// snapshot is every record after changes.
-func (s *Store) snapshot(changes []Change) records {
-	s.mem.RLock()
-	defer s.mem.RUnlock()
-	all := make(records, len(s.mem.records))
-	for b, m := range s.mem.records {
-		all[b] = maps.Clone(m)
-	}
-	for _, c := range changes {
-		all.set(c.Bucket, c.Key, c.Value)
-	}
-	return all
-}
+// all is every record. Nobody but a commit changes one, and they follow each other.
+func (s *Store) all() records { return s.mem.records }
 
 // Rows calls f for every row of a series whose slot is from ≤ slot < to; a slot and a key
 // may come several times, to be added up. f must not call the store, nor change or keep
@@ -404,7 +398,7 @@ func (s *Store) Close(now time.Time) error {
 	if s.fs == nil {
 		return nil
 	}
-	err := s.save(Batch{}, now)
+	err := s.save(Batch{}, now, false)
 	s.fs.close()
 	return err
 }

@@ -193,7 +193,7 @@ func filled(t testing.TB) string {
 	for i := range 40 {
 		if i == 20 {
 			s.commit.Lock()
-			err := s.fs.compact(s.snapshot(nil), start)
+			err := s.fs.compact(s.all(), start, nil)
 			s.commit.Unlock()
 			if err != nil {
 				t.Fatal(err)
@@ -338,12 +338,25 @@ func TestAJournalStaysBounded(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := mustOpen(t, dir)
 	value := strings.Repeat("x", 10_000)
-	for i := range 500 {
-		mustWrite(t, s, set(fmt.Sprint(i%3), value))
-		if info, err := os.Stat(filepath.Join(dir, journalName)); err != nil || info.Size() > compactAfter+4*int64(len(value)) {
-			t.Fatalf("after %d commits: %v, %v", i, info.Size(), err)
+	commit := func(what string, commits int, write func(Batch, time.Time) error, bound int64) (longest int64) {
+		for i := range commits {
+			if err := write(set(fmt.Sprint(i%3), value), start); err != nil {
+				t.Fatal(err)
+			}
+			info, err := os.Stat(filepath.Join(dir, journalName))
+			if err != nil || info.Size() > bound+8*int64(len(value)) {
+				t.Fatalf("after %d of %s: %v, %v", i, what, info.Size(), err)
+			}
+			longest = max(longest, info.Size())
 		}
+		return longest
 	}
+	commit("Keep", 500, s.Keep, compactAfter)
+	if longest := commit("Write", 500, s.Write, 2*compactAfter); longest <= 3*compactAfter/2 {
+		t.Errorf("who waited has waited for a snapshot: the journal had at most %d bytes", longest)
+	}
+	commit("Keep, which makes up for it", 2, s.Keep, 2*compactAfter)
+	commit("Keep", 500, s.Keep, compactAfter)
 	if _, err := os.Stat(filepath.Join(dir, goodName)); err != nil {
 		t.Error(err)
 	}

@@ -68,7 +68,7 @@ func smallest[T cmp.Ordered](a, b T) T {
 func policyOf(l *Limits, u *Usage) policy {
 	p := policy{
 		up: allowance(l.Traffic.Up, u.Extra), down: allowance(l.Traffic.Down, u.Extra), total: allowance(l.Traffic.Total, u.Extra),
-		block:       l.WhenExhausted == Exhausted{},
+		block:       l.WhenExhausted.Throttle == 0 && l.WhenExhausted.Outbound == "",
 		multiplier:  one,
 		speed:       l.Speed,
 		bandwidth:   [2]uint64{l.Bandwidth.Up, l.Bandwidth.Down},

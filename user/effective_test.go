@@ -15,6 +15,10 @@ func TestOfUserAndGroupTheSmallestLimitHolds(t *testing.T) {
 	if got := effective(Limits{}, g); got != g.Limits {
 		t.Errorf("without limits of its own: %+v, want the group's", got)
 	}
+	block := Limits{WhenExhausted: Exhausted{Block: true}}
+	if got := effective(block, g); !policyOf(&got, &Usage{}).block {
+		t.Errorf("the group's throttle holds for a user that says block: %+v", got)
+	}
 	if got := effective(g.Limits, nil); got != g.Limits {
 		t.Errorf("without a group: %+v, want its own", got)
 	}

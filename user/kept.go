@@ -167,6 +167,7 @@ type keptLimits struct {
 	BandwidthDown uint64  `json:"bandwidth_down,omitzero"`
 	Connections   int     `json:"connections,omitzero"`
 	IPs           int     `json:"ips,omitzero"`
+	Block         bool    `json:"block,omitzero"`
 	Throttle      uint64  `json:"throttle,omitzero"`
 	Outbound      string  `json:"outbound,omitzero"`
 }
@@ -205,7 +206,7 @@ func keptLimitsOf(l *Limits) keptLimits {
 		Up: l.Traffic.Up, Down: l.Traffic.Down, Total: l.Traffic.Total,
 		Every: l.Traffic.Reset.Every, Day: l.Traffic.Reset.Day, CarryOver: l.Traffic.Reset.CarryOver,
 		Speed: l.Speed, BandwidthUp: l.Bandwidth.Up, BandwidthDown: l.Bandwidth.Down,
-		Connections: l.Connections, IPs: l.IPs, Throttle: l.WhenExhausted.Throttle, Outbound: l.WhenExhausted.Outbound,
+		Connections: l.Connections, IPs: l.IPs, Block: l.WhenExhausted.Block, Throttle: l.WhenExhausted.Throttle, Outbound: l.WhenExhausted.Outbound,
 	}
 	if l.Traffic.Reset.Zone != nil {
 		k.Zone = l.Traffic.Reset.Zone.String()
@@ -220,7 +221,7 @@ func (k *keptLimits) limits() (Limits, error) {
 	l := Limits{
 		Traffic: Traffic{k.Up, k.Down, k.Total, Reset{Every: k.Every, Day: k.Day, CarryOver: k.CarryOver}},
 		Speed:   k.Speed, Bandwidth: Bandwidth{k.BandwidthUp, k.BandwidthDown},
-		Connections: k.Connections, IPs: k.IPs, WhenExhausted: Exhausted{k.Throttle, k.Outbound},
+		Connections: k.Connections, IPs: k.IPs, WhenExhausted: Exhausted{k.Block, k.Throttle, k.Outbound},
 	}
 	if k.Multiplier != nil {
 		l.Multiplier = Multiplier{true, *k.Multiplier}

@@ -21,7 +21,7 @@ func fullSpec(t testing.TB) Spec {
 		Limits: Limits{
 			Traffic:    Traffic{1, 2, 3, Reset{Monthly, 31, zone, true}},
 			Multiplier: Multiplier{Set: true, Millionths: 4}, Speed: 5, Bandwidth: Bandwidth{6, 7},
-			Connections: 8, IPs: 9, WhenExhausted: Exhausted{Throttle: 10, Outbound: "slow"},
+			Connections: 8, IPs: 9, WhenExhausted: Exhausted{true, 10, "slow"},
 		},
 		Expires: Expires{At: ledgerStart, AfterFirstUse: 11},
 		Devices: []string{"host:a"}, Source: FromStore,

@@ -18,6 +18,10 @@ func benchPolicies() map[string]*policy {
 			p.total, p.block, p.speed, p.throttle = 1<<62, true, math.MaxUint64, math.MaxUint64
 			p.bandwidth = [2]uint64{math.MaxUint64, math.MaxUint64}
 		}),
+		"multiplied": limited(func(p *policy) {
+			p.total, p.block, p.multiplier, p.speed, p.throttle = 1<<62, true, 3*one/2, math.MaxUint64, math.MaxUint64
+			p.bandwidth = [2]uint64{math.MaxUint64, math.MaxUint64}
+		}),
 	}
 }
 

@@ -73,8 +73,10 @@ const (
 // Bandwidth is in bytes/s, each direction for itself.
 type Bandwidth struct{ Up, Down uint64 }
 
-// Exhausted is what happens when the traffic is used up. The zero value blocks.
+// Exhausted is what happens when the traffic is used up. The zero value blocks, unless
+// the group says something else.
 type Exhausted struct {
+	Block    bool   // whatever the group says
 	Throttle uint64 // bytes/s that it goes on with, as a further speed; 0: none
 	Outbound string // tag that new flows are sent to; empty: none
 }

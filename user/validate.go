@@ -143,8 +143,11 @@ func (f field) limits(l *Limits) {
 	if l.IPs < 0 {
 		f.wrong("limits.ips", "is negative; 0 is no limit")
 	}
-	if l.WhenExhausted.Throttle != 0 && l.WhenExhausted.Outbound != "" {
+	switch w := l.WhenExhausted; {
+	case w.Throttle != 0 && w.Outbound != "":
 		f.wrong("limits.when_exhausted", "has a throttle and an outbound, which exclude each other; remove one")
+	case w.Block && (w.Throttle != 0 || w.Outbound != ""):
+		f.wrong("limits.when_exhausted", "blocks and goes on, which exclude each other; remove one")
 	}
 }
 

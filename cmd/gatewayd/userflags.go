@@ -131,8 +131,10 @@ func truth(name, text string) (any, error) {
 func exhausted(name, text string) (any, error) {
 	key, value, found := strings.Cut(text, "=")
 	switch {
-	case none(text) || text == "block":
-		return "block", nil
+	case none(text):
+		return nil, nil
+	case text == "block":
+		return text, nil
 	case found && key == "throttle":
 		return map[string]any{"throttle": value, "outbound": nil}, nil
 	case found && key == "outbound":

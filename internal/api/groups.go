@@ -21,7 +21,9 @@ func (s *Server) listGroups(w http.ResponseWriter, r *http.Request) error {
 }
 
 func groupShape(g *user.Group) Group {
-	return Group{Name: g.Name, Limits: limitsShape(&g.Limits), Source: g.Source.String()}
+	out := Group{Name: g.Name, Limits: limitsShape(&g.Limits), Source: g.Source.String()}
+	out.Limits.WhenExhausted = out.Limits.WhenExhausted.shown()
+	return out
 }
 
 // getGroup answers one group.

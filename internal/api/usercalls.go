@@ -103,19 +103,26 @@ func (s *Server) putUser(w http.ResponseWriter, r *http.Request) error {
 	return s.editUser(w, r, name, func(users Users) (string, error) {
 		spec, err := s.spec(&u.UserSpec)
 		if err == nil {
-			keepFactor(users, &spec)
+			keepInherited(users, &spec)
 			err = users.Put(spec)
 		}
 		return name, err
 	})
 }
 
-// keepFactor leaves a multiplier that is not the user's own what it is, where the one
-// that holds is sent back: the group's may change.
-func keepFactor(users Users, spec *user.Spec) {
+// keepInherited leaves a multiplier, or what happens when the traffic is used up, that
+// is not the user's own what it is, where the one that holds is sent back: the group's
+// may change.
+func keepInherited(users Users, spec *user.Spec) {
 	old, err := users.Get(spec.Name)
-	if err == nil && !old.Limits.Multiplier.Set && Multiplier(spec.Limits.Multiplier) == factorOf(&old) {
+	if err != nil {
+		return
+	}
+	if !old.Limits.Multiplier.Set && Multiplier(spec.Limits.Multiplier) == factorOf(&old) {
 		spec.Limits.Multiplier = user.Multiplier{}
+	}
+	if old.Limits.WhenExhausted == (user.Exhausted{}) && exhaustedShape(spec.Limits.WhenExhausted) == exhaustedOf(&old) {
+		spec.Limits.WhenExhausted = user.Exhausted{}
 	}
 }
 

@@ -32,7 +32,7 @@ func limitsOf(l *Limits) (user.Limits, error) {
 		Multiplier: user.Multiplier(l.Multiplier), Speed: uint64(l.Speed),
 		Bandwidth:   user.Bandwidth{Up: uint64(l.Bandwidth.Up), Down: uint64(l.Bandwidth.Down)},
 		Connections: count(l.Connections), IPs: count(l.IPs),
-		WhenExhausted: user.Exhausted{Throttle: uint64(l.WhenExhausted.Throttle), Outbound: l.WhenExhausted.Outbound},
+		WhenExhausted: user.Exhausted{Block: l.WhenExhausted.Block, Throttle: uint64(l.WhenExhausted.Throttle), Outbound: l.WhenExhausted.Outbound},
 	}, err
 }
 
@@ -82,7 +82,7 @@ func limitsShape(l *user.Limits) Limits {
 		},
 		Bandwidth: Bandwidth{config.Rate(l.Bandwidth.Up), config.Rate(l.Bandwidth.Down)}, Speed: config.Rate(l.Speed),
 		Connections: uint32(l.Connections), IPs: uint32(l.IPs), Multiplier: Multiplier(l.Multiplier),
-		WhenExhausted: Exhausted{config.Rate(l.WhenExhausted.Throttle), l.WhenExhausted.Outbound},
+		WhenExhausted: exhaustedShape(l.WhenExhausted),
 	}
 }
 
@@ -103,8 +103,17 @@ func userShape(v *user.View, p privacy) User {
 		UserSpec: specShape(&v.Spec), State: v.State.String(), Source: v.Source.String(), Left: leftOf(v),
 		ExpiresAt: Time(v.ExpiresAt), PeriodEnd: Time(v.PeriodEnd), Usage: usageShape(v, p),
 	}
-	u.Limits.Multiplier = factorOf(v)
+	u.Limits.Multiplier, u.Limits.WhenExhausted = factorOf(v), exhaustedOf(v)
 	return u
+}
+
+func exhaustedShape(e user.Exhausted) Exhausted {
+	return Exhausted{e.Block, config.Rate(e.Throttle), e.Outbound}
+}
+
+// exhaustedOf is what happens to the user, which an answer tells like the factor.
+func exhaustedOf(v *user.View) Exhausted {
+	return exhaustedShape(v.Effective.WhenExhausted).shown()
 }
 
 // factorOf is the factor that holds: an answer shows no user without one, and means

@@ -65,7 +65,7 @@ type Limits struct {
 	Connections   uint32       `json:"connections"`
 	IPs           uint32       `json:"ips"`
 	Multiplier    Multiplier   `json:"multiplier,omitzero"`
-	WhenExhausted Exhausted    `json:"when_exhausted"`
+	WhenExhausted Exhausted    `json:"when_exhausted,omitzero"`
 }
 
 // TrafficLimit is how many charged bytes may be moved in a period.
@@ -211,8 +211,9 @@ func (m *Multiplier) UnmarshalJSON(b []byte) error {
 }
 
 // Exhausted is what happens when the traffic is used up: "block", or an object with
-// throttle (a rate) or outbound (a tag).
+// throttle (a rate) or outbound (a tag). The zero value, null, is the group's.
 type Exhausted struct {
+	Block    bool
 	Throttle config.Rate
 	Outbound string
 }
@@ -223,18 +224,24 @@ type exhaustion struct {
 	Outbound string      `json:"outbound,omitzero"`
 }
 
-// MarshalJSON writes "block" or the object.
-func (e Exhausted) MarshalJSON() ([]byte, error) {
-	if e == (Exhausted{}) {
-		return []byte(`"block"`), nil
-	}
-	return json.Marshal(exhaustion(e))
+// shown says "block" where nothing is said, for answers.
+func (e Exhausted) shown() Exhausted {
+	e.Block = e.Throttle == 0 && e.Outbound == ""
+	return e
 }
 
-// UnmarshalJSON reads "block" or the object.
+// MarshalJSON writes "block" or the object.
+func (e Exhausted) MarshalJSON() ([]byte, error) {
+	if e.shown().Block {
+		return []byte(`"block"`), nil
+	}
+	return json.Marshal(exhaustion{e.Throttle, e.Outbound})
+}
+
+// UnmarshalJSON reads "block", the object, or null.
 func (e *Exhausted) UnmarshalJSON(b []byte) error {
-	*e = Exhausted{}
-	if s := string(b); s == "null" || s == `"block"` {
+	*e = Exhausted{Block: string(b) == `"block"`}
+	if e.Block || string(b) == "null" {
 		return nil
 	}
 	var o exhaustion
@@ -242,6 +249,6 @@ func (e *Exhausted) UnmarshalJSON(b []byte) error {
 	if err == nil && (o.Throttle == 0) == (o.Outbound == "") {
 		err = fmt.Errorf(`%s: want "block", {"throttle": RATE} or {"outbound": TAG}`, b)
 	}
-	*e = Exhausted(o)
+	*e = Exhausted{Throttle: o.Throttle, Outbound: o.Outbound}
 	return err
 }

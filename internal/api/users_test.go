@@ -116,6 +116,35 @@ func TestAnAnswerMayBeSentBackAndChangesNothing(t *testing.T) {
 	}
 }
 
+// What happens when the traffic is used up is the group's until the user has its own,
+// "block" too; null gives it back to the group.
+func TestAUserMaySayBlockInAGroupThatThrottles(t *testing.T) {
+	f := start(t, nil)
+	f.users.AddGroup(user.Group{Name: "staff", Limits: user.Limits{WhenExhausted: user.Exhausted{Throttle: 1000}}})
+	want[api.User](f, 201, "users", "PUT", "/v1/users/bob", `{"group":"staff"}`)
+	for _, c := range []struct {
+		patch string
+		shown uint64
+		own   user.Exhausted
+	}{
+		{`{}`, 1000, user.Exhausted{}},
+		{`{"limits":{"when_exhausted":"block"}}`, 0, user.Exhausted{Block: true}},
+		{`{"notes":"stays"}`, 0, user.Exhausted{Block: true}},
+		{`{"limits":{"when_exhausted":null}}`, 1000, user.Exhausted{}},
+		{`{"notes":"stays"}`, 1000, user.Exhausted{}},
+	} {
+		got := want[api.User](f, 200, "users", "PATCH", "/v1/users/bob", c.patch).Limits.WhenExhausted
+		if v, err := f.users.Get("bob"); err != nil || uint64(got.Throttle) != c.shown || got.Block != (c.shown == 0) || v.Limits.WhenExhausted != c.own {
+			t.Errorf("%s: it is shown as %+v and is %+v, %v", c.patch, got, v.Limits.WhenExhausted, err)
+		}
+		_, text := f.ask("users", "GET", "/v1/users/bob", nil)
+		want[api.User](f, 200, "users", "PUT", "/v1/users/bob", text)
+		if v, _ := f.users.Get("bob"); v.Limits.WhenExhausted != c.own {
+			t.Errorf("%s: the answer was sent back, and it is %+v", c.patch, v.Limits.WhenExhausted)
+		}
+	}
+}
+
 func TestAMergePatchChangesWhatItNamesAndNullRemoves(t *testing.T) {
 	f := start(t, nil)
 	f.users.AddGroup(user.Group{Name: "staff"})

@@ -114,7 +114,9 @@ func (l *loader) exhausted(path string, raw *rawExhausted, known tags) user.Exha
 	if at := path + ".throttle"; l.sound(at) && raw.Throttle == 0 {
 		l.problem(at, "0: want more than that; when_exhausted: block lets nothing through")
 	}
-	return user.Exhausted{Throttle: uint64(raw.Throttle), Outbound: string(raw.Outbound)}
+	made := user.Exhausted{Throttle: uint64(raw.Throttle), Outbound: string(raw.Outbound)}
+	made.Block = made == user.Exhausted{} // the word
+	return made
 }
 
 func (l *loader) ledger() Ledger {
@@ -123,6 +125,9 @@ func (l *loader) ledger() Ledger {
 	l.within("ledger.commit", made.Commit, time.Second, time.Hour)
 	l.within("ledger.hourly", made.Hourly, time.Hour, 100*day)
 	l.within("ledger.daily", made.Daily, day, 4000*day)
+	if !l.set("ledger.commit") {
+		made.Commit = 0
+	}
 	return made
 }
 

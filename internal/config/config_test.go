@@ -60,7 +60,7 @@ func TestWhatIsNotWrittenHasItsDefault(t *testing.T) {
 		API:       API{Listen: []Listener{{"unix", "/run/gatewayd/api.sock"}}},
 		Outbounds: []Outbound{{Tag: "direct", Type: "direct", Family: "auto", Filtering: "endpoint-independent", Drain: DrainKeep}},
 		Route:     Route{Default: "direct"},
-		Ledger:    Ledger{30 * time.Second, 14 * 24 * time.Hour, 400 * 24 * time.Hour},
+		Ledger:    Ledger{0, 14 * 24 * time.Hour, 400 * 24 * time.Hour},
 	}
 	if diff := compare(want, parsed(t, "version: 1\n")); diff != "" {
 		t.Error(diff)
@@ -109,6 +109,9 @@ func TestTheReferenceShowsTheDefaults(t *testing.T) {
 	}
 	want.API, want.TUN, want.Outbounds, want.Route, want.FlowLog = got.API, got.TUN, got.Outbounds, got.Route, got.FlowLog
 	want.Groups, want.Users, want.Webhooks = got.Groups, got.Users, got.Webhooks
+	if want.Ledger.Commit = 30 * time.Second; parsed(t, "version: 1\nledger: {commit: 30s}\n").Ledger.Commit != want.Ledger.Commit {
+		t.Error("a commit interval that is written is not known from none")
+	}
 	if diff := compare(want, got); diff != "" {
 		t.Error(diff)
 	}

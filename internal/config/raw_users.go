@@ -59,7 +59,7 @@ type rawExpires struct {
 }
 
 type rawLedger struct {
-	Commit time.Duration `yaml:"commit" default:"30s" doc:"Longest time between a transfer and its being on disk, 1s to 1h; longer spares flash."`
+	Commit time.Duration `yaml:"commit" default:"30s" doc:"Longest time between a transfer and its being on disk, 1s to 1h; longer spares flash, on which it is 60s unless it is written."`
 	Hourly time.Duration `yaml:"hourly" default:"14d" doc:"How long the bytes of each hour are kept, 1h to 100d."`
 	Daily  time.Duration `yaml:"daily" default:"400d" doc:"How long the bytes of each day are kept, 1d to 4000d."`
 }

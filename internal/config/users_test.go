@@ -58,7 +58,8 @@ users:
 		t.Errorf("groups\n%+v, want\n%+v", c.Groups, want)
 	}
 	eve := user.Spec{Name: "eve", Limits: user.Limits{WhenExhausted: user.Exhausted{Outbound: "reject"}}}
-	for i, want := range []user.Spec{alice, {Name: "bob"}, eve} {
+	bob := user.Spec{Name: "bob", Limits: user.Limits{WhenExhausted: user.Exhausted{Block: true}}}
+	for i, want := range []user.Spec{alice, bob, eve} {
 		if !reflect.DeepEqual(c.Users[i], want) {
 			t.Errorf("user %d\n%+v, want\n%+v", i, c.Users[i], want)
 		}

@@ -168,7 +168,7 @@ func (g *Gateway) Run(ctx context.Context, ready func()) error {
 	known := start(devices, "devices", g.devices.Run)
 	settling := start(datagrams, "users", g.settleFlows)
 	usage := start(ledger, "usage", func(ctx context.Context) error {
-		return g.countUsage(ctx, max(g.opt.Config.Sample, time.Second), commitInterval(g.opt.Config, g.store))
+		return g.countUsage(ctx, max(g.opt.Config.Sample, time.Second), commitInterval(g.opt.Config.Ledger.Commit, g.store.Flash()))
 	})
 	users := start(keeping, "users", g.users.Run)
 	webhooks := start(keeping, "webhooks", g.webhooks.Run)

@@ -42,7 +42,7 @@ func (g *Gateway) openUsers(cfg *config.Config) error {
 	g.devices = device.New(device.Options{Leases: device.DefaultLeases(), Changed: g.deviceChanged, Log: g.log})
 	g.restless.init()
 	g.users, err = user.New(user.Options{
-		Keeper: g.ledger, Log: g.log, Drops: &g.drops, Sweep: cfg.Sweep, Commit: commitInterval(cfg, s),
+		Keeper: g.ledger, Log: g.log, Drops: &g.drops, Sweep: cfg.Sweep, Commit: commitInterval(cfg.Ledger.Commit, s.Flash()),
 		Changed: g.userChanged, Events: g.userEvent, Activity: g.activity,
 		Demoted: func(user.Promotion) { g.bindingsChanged() },
 	})
@@ -70,17 +70,20 @@ func (g *Gateway) tellState() {
 	}
 }
 
-// The commit interval on flash is another one, unless the configuration has its own.
+// The commit interval is another one on flash, unless the configuration has its own.
 const (
 	defaultCommit = 30 * time.Second
 	flashCommit   = time.Minute
 )
 
-func commitInterval(cfg *config.Config, s *store.Store) time.Duration {
-	if s.Flash() && cfg.Ledger.Commit == defaultCommit {
+func commitInterval(configured time.Duration, flash bool) time.Duration {
+	switch {
+	case configured != 0:
+		return configured
+	case flash:
 		return flashCommit
 	}
-	return cfg.Ledger.Commit
+	return defaultCommit
 }
 
 // restless is what changed and live flows were not compared with yet.

@@ -62,6 +62,9 @@ func (u *Users) settle(v *user.View) {
 	if !v.Effective.Multiplier.Set {
 		v.Effective.Multiplier = u.groups[v.Group].Limits.Multiplier
 	}
+	if v.Effective.WhenExhausted == (user.Exhausted{}) {
+		v.Effective.WhenExhausted = u.groups[v.Group].Limits.WhenExhausted
+	}
 	v.ExpiresAt = time.Time{}
 	if !v.Expires.At.IsZero() {
 		v.ExpiresAt = v.Expires.At.Add(v.Usage.Extended)

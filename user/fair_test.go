@@ -309,10 +309,7 @@ func TestALimitThatDoesNotBlockIsToldAndPasses(t *testing.T) {
 // Many users and flows at once, limits that change and flows that end: nothing is left,
 // nobody is forgotten.
 func TestManyUsersWithManyFlows(t *testing.T) {
-	users, flows := 1000, 50
-	if testing.Short() {
-		users = 100
-	}
+	const users, flows = 1000, 50
 	synctest.Test(t, func(t *testing.T) {
 		c := &common{drops: new(flow.Drops)}
 		accounts := make([]*account, users)

@@ -109,7 +109,7 @@ func newRig(t *testing.T, rules ...route.Rule) *rig {
 	g.limits = newLimits(config.Limits{Flows: 2, PerSource: config.SourceLimits{Flows: 2}}, 0)
 	g.outbounds = route.NewOutbounds(g.expire)
 	var err error
-	if g.users, err = user.New(user.Options{Changed: g.userChanged}); err != nil {
+	if g.users, err = user.New(user.Options{Changed: g.userChanged, Events: g.userEvent}); err != nil {
 		t.Fatal(err)
 	}
 	if g.tracker, err = track.New(track.Options{Interval: time.Second}); err != nil {

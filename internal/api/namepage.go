@@ -13,6 +13,15 @@ type namePage struct {
 	after string
 }
 
+// takeNames reads which part of a list is asked for and waits for the list's slot, which
+// free gives back.
+func (s *Server) takeNames(w http.ResponseWriter, r *http.Request) (p namePage, free func(), err error) {
+	if p, err = parseNamePage(r.URL.Query()); err == nil {
+		free, err = s.takeList(w, r)
+	}
+	return p, free, err
+}
+
 func parseNamePage(q url.Values) (p namePage, err error) {
 	if q.Has("after") && q.Get("after") == "" {
 		return p, fail(http.StatusBadRequest, "after: want a name")

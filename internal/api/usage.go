@@ -191,18 +191,14 @@ func (s *Server) usage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	pg, err := parseNamePage(query)
-	if err != nil {
-		return err
-	}
-	if pg.limit == 0 {
-		pg.limit = usagePage
-	}
-	free, err := s.takeList(w, r)
+	pg, free, err := s.takeNames(w, r)
 	if err != nil {
 		return err
 	}
 	defer free()
+	if pg.limit == 0 {
+		pg.limit = usagePage
+	}
 	q.Label = labelBy(by, s.opt.Users)
 	return writeJSON(w, seriesPage(by, q, s.series(billing, q), pg))
 }

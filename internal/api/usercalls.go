@@ -21,11 +21,7 @@ func (s *Server) listUsers(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	pg, err := parseNamePage(r.URL.Query())
-	if err != nil {
-		return err
-	}
-	free, err := s.takeList(w, r)
+	pg, free, err := s.takeNames(w, r)
 	if err != nil {
 		return err
 	}

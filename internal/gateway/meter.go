@@ -127,7 +127,7 @@ func (m *meter) Moved(d flow.Dir, n int) {
 	if l := m.current(); l != nil {
 		l.Moved(d, n)
 	} else {
-		m.device.add(d, n)
+		m.device.stream(d, n)
 	}
 }
 
@@ -157,7 +157,7 @@ func (g *datagrams) Send(ts []flow.Train) (taken, moved int, err error) {
 		return l.link.Send(ts)
 	}
 	taken, moved, err = g.link.Send(ts)
-	g.meter.device.add(flow.Up, moved)
+	g.meter.device.datagrams(flow.Up, moved)
 	return taken, moved, err
 }
 
@@ -167,7 +167,7 @@ func (g *datagrams) Receive(ts []flow.Train) (moved int) {
 		return l.receiver.Receive(ts)
 	}
 	moved = g.receiver.Receive(ts)
-	g.meter.device.add(flow.Down, moved)
+	g.meter.device.datagrams(flow.Down, moved)
 	return moved
 }
 

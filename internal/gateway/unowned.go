@@ -23,8 +23,8 @@ type unowned struct {
 type deviceTraffic struct {
 	of    *unowned
 	moved [2]atomic.Uint64 // payload bytes since the last tick
+	real  atomic.Bool      // whoever sends from there gets what goes there
 	flows int              // live; guarded by of.mu
-	heard bool             // something came back, or it has a MAC; guarded by of.mu
 }
 
 // open counts one more flow of a device.
@@ -50,14 +50,27 @@ func (t *deviceTraffic) close() {
 	t.flows--
 }
 
-func (t *deviceTraffic) add(d flow.Dir, n int) {
-	if n > 0 {
-		t.moved[d].Add(uint64(n))
+// datagrams counts bytes of datagrams. Who goes on after an answer seems to have got it.
+func (t *deviceTraffic) datagrams(d flow.Dir, n int) {
+	t.add(d, n, d == flow.Up && t.moved[flow.Down].Load() > 0)
+}
+
+// stream counts bytes of a stream. They move once its handshake is complete.
+func (t *deviceTraffic) stream(d flow.Dir, n int) { t.add(d, n, true) }
+
+func (t *deviceTraffic) add(d flow.Dir, n int, proof bool) {
+	if n <= 0 {
+		return
 	}
+	if proof && !t.real.Load() { // to store it each time would cost every processor its copy
+		t.real.Store(true)
+	}
+	t.moved[d].Add(uint64(n))
 }
 
 // drain tells what each device moved since the last call. Flows open and close meanwhile.
-// An address that never got an answer may be forged: what it sent is nobody's.
+// An address that proved nothing may be forged, and answers come to forged ones too: what
+// it sent is nobody's.
 func (u *unowned) drain(tell func(device string, up, down uint64)) {
 	for device, moved := range u.take() {
 		tell(device, moved[flow.Up], moved[flow.Down])
@@ -69,8 +82,7 @@ func (u *unowned) take() map[string][2]uint64 {
 	defer u.mu.Unlock()
 	moved := make(map[string][2]uint64)
 	for device, t := range u.of {
-		t.heard = t.heard || t.moved[flow.Down].Load() > 0 || strings.HasPrefix(device, "mac:")
-		if t.heard {
+		if t.real.Load() || strings.HasPrefix(device, "mac:") {
 			if up, down := t.moved[flow.Up].Swap(0), t.moved[flow.Down].Swap(0); up|down != 0 {
 				moved[device] = [2]uint64{up, down}
 			}

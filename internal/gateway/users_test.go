@@ -360,12 +360,15 @@ func TestAFlowThatChangesItsUserIsDecidedAgain(t *testing.T) {
 func TestFlowsOpenAndCloseWhileDevicesAreToldOf(t *testing.T) {
 	var u unowned
 	const a, b, forged = "mac:3c:22:fb:aa:bb:cc", "10.0.0.2", "10.0.0.3"
-	for _, device := range []string{a, b, forged} {
+	const connected = "10.0.0.4"
+	for _, device := range []string{a, b, connected, forged} {
 		f := u.open(device)
-		f.add(flow.Up, 3)
+		f.datagrams(flow.Up, 2)
+		f.datagrams(flow.Down, 1) // answers come to a forged address too
 		f.close()
 	}
-	u.of[b].add(flow.Down, 1) // who answered it
+	u.of[b].datagrams(flow.Up, 1)
+	u.of[connected].stream(flow.Down, 1)
 	told := make(map[string]uint64)
 	done := make(chan struct{})
 	go func() {
@@ -376,7 +379,7 @@ func TestFlowsOpenAndCloseWhileDevicesAreToldOf(t *testing.T) {
 		})
 	}()
 	within(t, done)
-	if len(told) != 2 || told[a] != 3 || told[b] != 3 {
+	if len(told) != 3 || told[a] != 2 || told[b] != 3 || told[connected] != 2 {
 		t.Errorf("told of %v", told)
 	}
 	u.drain(func(device string, up, _ uint64) { t.Errorf("told of %d of %s again", up, device) })

@@ -86,6 +86,8 @@ func TestGarbageNeverHidesALevelNorIsCollectedForever(t *testing.T) {
 func TestThePlanFollowsTheMachine(t *testing.T) {
 	const mib, gib = 1 << 20, 1 << 30
 	full := netstack.DefaultBuffers
+	most := full // that fits 256 MiB
+	most.RecvMax = 2 * mib
 	half := netstack.Buffers{Recv: 64 << 10, RecvMax: 1 << 20, Send: 128 << 10, SendMax: 1 << 20}
 	tiny := netstack.Buffers{Recv: 32 << 10, RecvMax: 512 << 10, Send: 64 << 10, SendMax: 512 << 10}
 	least := netstack.Buffers{Recv: 32 << 10, RecvMax: 512 << 10, Send: 32 << 10, SendMax: 512 << 10}
@@ -100,14 +102,14 @@ func TestThePlanFollowsTheMachine(t *testing.T) {
 		{"of 128 MiB", "auto", machine{ram: 120 * mib, files: files}, memoryPlan{30 * mib, least, 1920, 100}},
 		{"of 256 MiB", "auto", machine{ram: 256 * mib, files: files}, memoryPlan{64 * mib, tiny, 4096, 100}},
 		{"of 512 MiB", "auto", machine{ram: 512 * mib, files: files}, memoryPlan{128 * mib, half, 8192, 200}},
-		{"of 1 GiB and a half", "auto", machine{ram: 1536 * mib, files: files}, memoryPlan{256 * mib, full, 16384, 200}},
+		{"of 1 GiB and a half", "auto", machine{ram: 1536 * mib, files: files}, memoryPlan{256 * mib, most, 16384, 200}},
 		{"a server", "auto", machine{ram: 16 * gib, files: files}, memoryPlan{4 * gib, full, 262144, 200}},
 		{"a server with few descriptors", "auto", machine{ram: 16 * gib, files: 4096}, memoryPlan{4 * gib, full, 3840, 200}},
 		{"a server that is to be tiny", "tiny", machine{ram: 16 * gib, files: files}, memoryPlan{64 * mib, tiny, 4096, 100}},
 		{"a router that is to be large", "large", machine{ram: 120 * mib, files: files}, memoryPlan{30 * mib, full, 1920, 200}},
 		{"with GOMEMLIMIT", "auto", machine{ram: 16 * gib, limit: 128 * mib, files: files}, memoryPlan{128 * mib, half, 8192, 200}},
 		{"with GOMEMLIMIT and GOGC", "tiny", machine{ram: 16 * gib, limit: 128 * mib, gogc: true, files: files}, memoryPlan{128 * mib, half, 8192, 0}},
-		{"with GOMEMLIMIT=off", "auto", machine{ram: gib, limit: math.MaxInt64, files: files}, memoryPlan{0, full, 16384, 200}},
+		{"with GOMEMLIMIT=off", "auto", machine{ram: gib, limit: math.MaxInt64, files: files}, memoryPlan{0, most, 16384, 200}},
 		{"with RAM unknown", "auto", machine{files: files}, memoryPlan{32 * mib, least, 2048, 100}},
 	} {
 		if p := planMemory(c.profile, c.m); p != c.want {

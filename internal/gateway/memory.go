@@ -29,10 +29,10 @@ type memoryPlan struct {
 }
 
 const (
-	budgetPart  = 4         // of RAM is the budget
-	minBudget   = 16 << 20  // what the program needs anyway
-	smallRAM    = 2 << 30   // below which a budget is at most smallBudget
-	smallBudget = 256 << 20 // from which on buffers have their full size
+	budgetPart  = 4        // of RAM is the budget
+	minBudget   = 16 << 20 // what the program needs anyway
+	smallRAM    = 2 << 30  // below which a budget is at most smallBudget
+	smallBudget = 256 << 20
 	tinyBudget  = 64 << 20  // up to which collections are frequent; at most for profile: tiny
 	unknownRAM  = 128 << 20 // is assumed where the kernel does not tell
 )

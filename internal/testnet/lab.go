@@ -131,23 +131,28 @@ func (l *Lab) connect(a *Netns, dev string, b *Netns, peer string, shim bool) er
 	if err := n.sysctl("net.ipv6.conf.default.disable_ipv6=1"); err != nil {
 		return err
 	}
-	if err := connect(a, dev, n, "left"); err != nil {
+	if err := errors.Join(n.wire(a, dev, "left"), n.wire(b, peer, "right")); err != nil {
 		return err
-	}
-	if err := connect(n, "right", b, peer); err != nil {
-		return err
-	}
-	// One packet of the wire at a time: a lost super-packet would be 45 lost packets.
-	for ns, dev := range map[*Netns]string{a: dev, b: peer} {
-		if err := ns.ip("link set " + dev + " gso_max_segs 1"); err != nil {
-			return err
-		}
 	}
 	if l.Shim, err = newShim(n, "left", "right"); err != nil {
 		return err
 	}
 	l.onClose(l.Shim.close)
 	return nil
+}
+
+// wire joins a device of another namespace with one of this namespace, where each packet
+// comes alone: a lost super-packet would be 45 lost packets. They are cut on the way, as
+// a network card does it. A limit on the far device is none for super-packets that come
+// from a TUN device, which tell no number of segments, and a socket that knows it times
+// each packet by itself, slower than one behind a router.
+func (n *Netns) wire(far *Netns, dev, near string) error {
+	bridge, port, cut := near+"-br", near+"-in", near+"-cut"
+	if err := connect(far, dev, n, port); err != nil {
+		return err
+	}
+	return n.ip("link add "+bridge+" up type bridge mcast_snooping 0", "link set "+port+" master "+bridge,
+		"link add "+near+" up type veth peer name "+cut, "link set "+cut+" up master "+bridge+" gso_max_segs 1")
 }
 
 func (l *Lab) address(o Options) error {

@@ -4,4 +4,4 @@ package suite
 
 import "testing"
 
-func TestB46_FiftyKillsLoseNothingThatWasCommitted(t *testing.T) { sigkills(t, 50) }
+func TestSoakB46_FiftyKillsLoseNothingThatWasCommitted(t *testing.T) { sigkills(t, 50) }

@@ -30,7 +30,7 @@ func TestSoakB29_ADatagramToTheDevicesPeerIsFollowedByTenSecondsOfSilence(t *tes
 	}
 }
 
-func TestSoakB12_LossAndReorderingLeaveHalfOfKernelForwardingOnEitherSide(t *testing.T) {
+func TestSoakB12_LossAndReorderingDoNotCollapseThroughputOnEitherSide(t *testing.T) {
 	underLoss(t, []string{testnet.LANDevice, testnet.WANDevice}, 5*time.Second)
 }
 

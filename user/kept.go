@@ -75,9 +75,7 @@ func (l *Ledger) Save(e *Edit) error {
 	defer l.saving.Unlock()
 	var b store.Batch
 	var failed []error
-	set := func(bucket store.Bucket, key string, value []byte) {
-		b.Changes = append(b.Changes, store.Change{Bucket: bucket, Key: key, Value: value})
-	}
+	set := b.Changes.Set
 	define := func(bucket store.Bucket, key string, definition any) {
 		value, err := json.Marshal(definition)
 		if err != nil {

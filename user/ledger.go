@@ -268,7 +268,7 @@ func (l *Ledger) flush(now time.Time) error {
 
 // commit commits what changed, and takes with it: these are on disk if it returns nil,
 // and else nowhere. So after a crash the accounts are not behind the takes.
-func (l *Ledger) commit(now time.Time, takes []store.Change) error {
+func (l *Ledger) commit(now time.Time, takes store.Changes) error {
 	l.mu.Lock()
 	b := l.changes(takes)
 	l.mu.Unlock()
@@ -284,21 +284,21 @@ func (l *Ledger) commit(now time.Time, takes []store.Change) error {
 }
 
 // changes are takes and what has to be committed, which counts as committed then.
-func (l *Ledger) changes(takes []store.Change) (b store.Batch) {
-	b.Changes = slices.Grow(takes, len(l.dirty))
+func (l *Ledger) changes(takes store.Changes) (b store.Batch) {
+	b.Changes = slices.Grow(takes, accountSize*len(l.dirty))
 	var buf []byte
 	for _, d := range l.dirty {
 		key := d.payer.key()
 		if d.tally == nil {
-			b.Changes = append(b.Changes, store.Change{Bucket: store.Usage, Key: key})
+			b.Changes.Set(store.Usage, key, nil)
 			if d.payer.Kind == ForUser {
-				b.Changes = append(b.Changes, store.Change{Bucket: store.Takes, Key: key})
+				b.Changes.Set(store.Takes, key, nil)
 			}
 			continue
 		}
 		d.dirty = false
 		buf = d.encode(buf[:0])
-		b.Changes = append(b.Changes, store.Change{Bucket: store.Usage, Key: key, Value: slices.Clone(buf)})
+		b.Changes.Set(store.Usage, key, buf)
 	}
 	b.Blocks = blocksOf(l.closed)
 	l.closed = nil

@@ -67,6 +67,15 @@ func BenchmarkCommit50000(b *testing.B) {
 
 // Everybody's takes. With TMPDIR in memory it is what is computed, without the disk.
 func BenchmarkTake50000(b *testing.B) {
+	benchTakes(b, func(*Ledger, []Usage) {})
+}
+
+// The same when everybody moved something since the last commit, so that it commits that too.
+func BenchmarkTakeUncommitted50000(b *testing.B) {
+	benchTakes(b, func(l *Ledger, us []Usage) { l.Observe(busyUsers(us), ledgerStart) })
+}
+
+func benchTakes(b *testing.B, before func(*Ledger, []Usage)) {
 	l, _ := openLedger(b, b.TempDir())
 	us := make([]Usage, benchUsers)
 	keys := make([]flow.UserKey, benchUsers)
@@ -78,6 +87,7 @@ func BenchmarkTake50000(b *testing.B) {
 		if err := l.Commit(ledgerStart, busyUsers(us)); err != nil {
 			b.Fatal(err)
 		}
+		before(l, us)
 		b.StartTimer()
 		taken, err := l.Take(ledgerStart, keys...)
 		if err != nil || len(taken) != benchUsers {

@@ -11,6 +11,12 @@ import (
 // zero time. What a later version adds comes at the end and is 0 where it is missing.
 const recordVersion = 1
 
+// About how long a record is, with its key.
+const (
+	accountSize = 128
+	takeSize    = 64
+)
+
 var errBadRecord = errors.New("damaged record")
 
 func appendMillis(b []byte, t time.Time) []byte {

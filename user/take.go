@@ -3,7 +3,6 @@ package user
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"gatewayd/flow"
@@ -42,12 +41,6 @@ func (t *take) acknowledged() take {
 	return take{seq: t.seq, acked: t.acked.plus(t.moved), from: t.to}
 }
 
-// record is how it is kept; buf is to be used again.
-func (t *take) record(key flow.UserKey, buf *[]byte) store.Change {
-	*buf = t.encode((*buf)[:0])
-	return store.Change{Bucket: store.Takes, Key: Payer{Kind: ForUser, User: key}.key(), Value: slices.Clone(*buf)}
-}
-
 // Take gives out, for each of the users that the ledger knows, what it moved since the
 // last acknowledged take; while that of the last call is not acknowledged the same
 // again. What it gives out survives a crash; an error wraps store.ErrNotDurable then,
@@ -68,10 +61,10 @@ func (l *Ledger) Take(now time.Time, keys ...flow.UserKey) ([]Taken, error) {
 
 // openTakes is what all are given, and of those that get a new take what it is and how
 // it is kept.
-func (l *Ledger) openTakes(now time.Time, keys []flow.UserKey) (taken []Taken, opened []*take, changes []store.Change) {
+func (l *Ledger) openTakes(now time.Time, keys []flow.UserKey) (taken []Taken, opened []*take, changes store.Changes) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	taken, opened, changes = make([]Taken, 0, len(keys)), make([]*take, 0, len(keys)), make([]store.Change, 0, len(keys))
+	taken, opened, changes = make([]Taken, 0, len(keys)), make([]*take, 0, len(keys)), make(store.Changes, 0, takeSize*len(keys))
 	var buf []byte
 	for _, key := range keys {
 		t := l.users[key]
@@ -85,7 +78,9 @@ func (l *Ledger) openTakes(now time.Time, keys []flow.UserKey) (taken []Taken, o
 		if moved := t.moved().since(s.acked); !s.open && moved != (Moved{}) {
 			s.seq++
 			s.open, s.to, s.moved = true, now.UnixMilli(), moved
-			opened, changes = append(opened, s), append(changes, s.record(key, &buf))
+			opened = append(opened, s)
+			buf = s.encode(buf[:0])
+			changes.Set(store.Takes, Payer{Kind: ForUser, User: key}.key(), buf)
 		}
 		if s.open {
 			taken = append(taken, Taken{key, s.seq, millis(s.from), millis(s.to), s.moved})
@@ -107,7 +102,7 @@ func (l *Ledger) Ack(key flow.UserKey, sequence uint64, now time.Time) error {
 func (l *Ledger) AckAll(taken []Taken, now time.Time) error {
 	l.saving.Lock()
 	defer l.saving.Unlock()
-	open, changes := make([]*take, 0, len(taken)), make([]store.Change, 0, len(taken))
+	open, changes := make([]*take, 0, len(taken)), make(store.Changes, 0, takeSize*len(taken))
 	var buf []byte
 	l.mu.Lock()
 	for _, k := range taken {
@@ -121,7 +116,9 @@ func (l *Ledger) AckAll(taken []Taken, now time.Time) error {
 		}
 		if t.open {
 			next := t.acknowledged()
-			open, changes = append(open, t), append(changes, next.record(k.User, &buf))
+			open = append(open, t)
+			buf = next.encode(buf[:0])
+			changes.Set(store.Takes, Payer{Kind: ForUser, User: k.User}.key(), buf)
 		}
 	}
 	l.mu.Unlock()

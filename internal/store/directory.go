@@ -53,7 +53,7 @@ type directory struct {
 	read     bool  // the journal that is there was read, or is ours
 	why      error
 
-	lengths []Change // of series files, by the last save
+	lengths Changes // of series files, by the last save
 	buf     []byte
 }
 
@@ -171,8 +171,7 @@ func (d *directory) save(b Batch, from source, now time.Time, awaited bool) erro
 	if err != nil {
 		return err
 	}
-	changes := append(slices.Clip(b.Changes), lengths...)
-	d.buf = appendChanges(slices.Grow(d.buf[:0], sizeOf(changes)), now, changes)
+	d.buf = appendChanges(d.buf[:0], now, b.Changes, lengths)
 	most := max(compactAfter, d.snapshot)
 	if awaited {
 		most *= 2
@@ -315,7 +314,7 @@ func (d *directory) sweep(r records) {
 }
 
 // appendBlocks adds blocks to their files, and tells the new valid lengths.
-func (d *directory) appendBlocks(blocks []Block, from source) (lengths []Change, err error) {
+func (d *directory) appendBlocks(blocks []Block, from source) (lengths Changes, err error) {
 	if len(blocks) == 0 {
 		return nil, nil
 	}
@@ -329,7 +328,7 @@ func (d *directory) appendBlocks(blocks []Block, from source) (lengths []Change,
 		if err != nil {
 			return nil, err
 		}
-		lengths = append(lengths, Change{segments, name, binary.AppendUvarint(nil, uint64(length))})
+		lengths.Set(segments, name, binary.AppendUvarint(nil, uint64(length)))
 	}
 	return lengths, syncDir(d.path)
 }

@@ -54,7 +54,7 @@ func (f format) read(b []byte) (c content, err error) {
 		return c, err
 	}
 	c.records = newRecords()
-	kind, at, err := c.records.apply(payload)
+	kind, at, err := c.records.replay(payload)
 	if err != nil || kind != snapshotFrame {
 		return c, errDamaged
 	}
@@ -64,7 +64,7 @@ func (f format) read(b []byte) (c content, err error) {
 		if err != nil || payload[0] != changesFrame {
 			break
 		}
-		if _, c.at, err = c.records.apply(payload); err != nil {
+		if _, c.at, err = c.records.replay(payload); err != nil {
 			return c, err
 		}
 		b = rest

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"slices"
 	"time"
 )
 
@@ -53,29 +54,24 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-func appendRecord(b []byte, c Change) []byte {
-	b = appendString(append(b, byte(c.Bucket)), c.Key)
-	if c.Value == nil {
+func appendRecord(b []byte, bucket Bucket, key string, value []byte) []byte {
+	b = appendString(append(b, byte(bucket)), key)
+	if value == nil {
 		return binary.AppendUvarint(b, 0)
 	}
-	return append(binary.AppendUvarint(b, uint64(len(c.Value))+1), c.Value...)
-}
-
-// sizeOf is at least how long the frame of changes is.
-func sizeOf(changes []Change) int {
-	n := frameHeader + 1 + binary.MaxVarintLen64
-	for i := range changes {
-		n += 1 + len(changes[i].Key) + len(changes[i].Value) + 2*binary.MaxVarintLen32
-	}
-	return n
+	return append(binary.AppendUvarint(b, uint64(len(value))+1), value...)
 }
 
 // appendChanges adds the frame of one commit.
-func appendChanges(b []byte, at time.Time, changes []Change) []byte {
-	b, start := beginFrame(b)
+func appendChanges(b []byte, at time.Time, changes ...Changes) []byte {
+	n := frameHeader + 1 + binary.MaxVarintLen64
+	for _, c := range changes {
+		n += len(c)
+	}
+	b, start := beginFrame(slices.Grow(b, n))
 	b = binary.AppendVarint(append(b, changesFrame), at.UnixMilli())
 	for _, c := range changes {
-		b = appendRecord(b, c)
+		b = append(b, c...)
 	}
 	return endFrame(b, start)
 }
@@ -86,7 +82,7 @@ func appendSnapshot(b []byte, at time.Time, r records) []byte {
 	b = binary.AppendVarint(append(b, snapshotFrame), at.UnixMilli())
 	for bucket, m := range r {
 		for key, value := range m {
-			b = appendRecord(b, Change{Bucket(bucket), key, value})
+			b = appendRecord(b, Bucket(bucket), key, *value)
 		}
 	}
 	return endFrame(b, start)
@@ -139,28 +135,32 @@ func (r *reader) bytes(n uint64) []byte {
 	return v
 }
 
-// apply makes the changes of a journal's payload.
-func (r records) apply(payload []byte) (kind byte, at time.Time, err error) {
+// change gives the next change, key and value of which are the payload's; a nil value
+// deletes the record.
+func (r *reader) change() (b Bucket, key, value []byte) {
+	b, key = Bucket(r.byte()), r.bytes(r.uvarint())
+	if n := r.uvarint(); n > 0 {
+		value = r.bytes(n - 1)
+	}
+	return b, key, value
+}
+
+// replay makes the changes of a journal's payload, up to the first that is damaged.
+func (r records) replay(payload []byte) (kind byte, at time.Time, err error) {
 	p := reader{b: payload}
 	kind, at = p.byte(), time.UnixMilli(p.varint()).UTC()
-	for len(p.b) > 0 {
-		bucket := Bucket(p.byte())
-		key := string(p.bytes(p.uvarint()))
-		n := p.uvarint()
-		if p.bad {
-			break
-		}
-		if n == 0 {
-			r.set(bucket, key, nil)
-			continue
-		}
-		value := append([]byte{}, p.bytes(n-1)...)
-		if !p.bad {
-			r.set(bucket, key, value)
-		}
-	}
+	r.apply(&p)
 	if p.bad {
 		return kind, at, errDamaged
 	}
 	return kind, at, nil
+}
+
+// apply makes the changes that p has left.
+func (r records) apply(p *reader) {
+	for len(p.b) > 0 {
+		if b, key, value := p.change(); !p.bad {
+			r.set(b, key, value)
+		}
+	}
 }

@@ -39,7 +39,7 @@ func parseSegment(name string) (s Series, n int64, ok bool) {
 }
 
 // segmentsOf gives the numbers of a series' files that have slots in [from, to).
-func segmentsOf(valid map[string][]byte, series Series, from, to int64) iter.Seq[int64] {
+func segmentsOf(valid map[string]int64, series Series, from, to int64) iter.Seq[int64] {
 	return func(yield func(int64) bool) {
 		for name := range valid {
 			s, n, ok := parseSegment(name)
@@ -97,7 +97,7 @@ func appendSegment(path string, valid int64, data []byte) (length int64, err err
 }
 
 // readSegment calls f for the rows of a file's valid part, up to the first damage.
-func readSegment(dir, name string, valid []byte, from, to int64, f func(slot int64, key, value []byte)) error {
+func readSegment(dir, name string, valid, from, to int64, f func(slot int64, key, value []byte)) error {
 	b, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: missing", errDamaged)
@@ -105,9 +105,8 @@ func readSegment(dir, name string, valid []byte, from, to int64, f func(slot int
 	if err != nil {
 		return err
 	}
-	n := decodeLength(valid)
-	short := n > int64(len(b))
-	b = b[:min(n, int64(len(b)))]
+	short := valid > int64(len(b))
+	b = b[:min(valid, int64(len(b)))]
 	for len(b) > 0 {
 		payload, rest, err := nextFrame(b)
 		if err != nil {

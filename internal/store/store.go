@@ -23,10 +23,10 @@
 package store
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -49,12 +49,12 @@ const (
 	segments   Bucket = 255 // the valid length of each series file, by file name
 )
 
-// Change is a record's new value. A nil Value deletes it.
-type Change struct {
-	Bucket Bucket
-	Key    string
-	Value  []byte // the store's from then on
-}
+// Changes are new values of records, one behind the other as a frame has them. The last
+// one of a key holds.
+type Changes []byte
+
+// Set adds a new value of a record; a nil one deletes it. Key and value are copied.
+func (c *Changes) Set(b Bucket, key string, value []byte) { *c = appendRecord(*c, b, key, value) }
 
 // Series is a kind of rows over time.
 type Series uint8
@@ -81,7 +81,7 @@ type Block struct {
 
 // Batch is one commit.
 type Batch struct {
-	Changes []Change
+	Changes Changes
 	Blocks  []Block
 }
 
@@ -99,22 +99,35 @@ const (
 	maxPending = 16 << 20
 )
 
-// records are all of them, by bucket.
-type records []map[string][]byte
+// records are all of them, by bucket. A value lies behind a pointer so that another one
+// costs neither memory nor a new place in the map.
+type records []map[string]*[]byte
 
 func newRecords() records { return make(records, math.MaxUint8+1) }
 
-func (r records) set(b Bucket, key string, value []byte) {
+// get is nil if there is no such record.
+func (r records) get(b Bucket, key string) []byte {
+	if kept := r[b][key]; kept != nil {
+		return *kept
+	}
+	return nil
+}
+
+// set copies key and value.
+func (r records) set(b Bucket, key, value []byte) {
 	if value == nil {
-		delete(r[b], key)
+		delete(r[b], string(key))
 		return
 	}
-	m := r[b]
-	if m == nil {
-		m = make(map[string][]byte)
-		r[b] = m
+	kept := r[b][string(key)]
+	if kept == nil {
+		if r[b] == nil {
+			r[b] = make(map[string]*[]byte)
+		}
+		kept = &[]byte{}
+		r[b][string(key)] = kept
 	}
-	m[key] = value
+	*kept = append((*kept)[:0], value...)
 }
 
 func (r records) count() (n int) {
@@ -183,11 +196,11 @@ func open(dir string, now time.Time, f format) (*Store, []string, error) {
 	return s, notes, nil
 }
 
-// Get returns a record, which must not be changed; nil if there is none.
+// Get returns a copy of a record; nil if there is none.
 func (s *Store) Get(b Bucket, key string) []byte {
 	s.mem.RLock()
 	defer s.mem.RUnlock()
-	return s.mem.records[b][key]
+	return bytes.Clone(s.mem.records.get(b, key))
 }
 
 // Each calls f for every record of a bucket, in no order. f must not call the store, nor
@@ -196,7 +209,7 @@ func (s *Store) Each(b Bucket, f func(key string, value []byte)) {
 	s.mem.RLock()
 	defer s.mem.RUnlock()
 	for key, value := range s.mem.records[b] {
-		f(key, value)
+		f(key, *value)
 	}
 }
 
@@ -208,7 +221,7 @@ func (s *Store) Write(b Batch, now time.Time) error {
 	if err := s.save(b, now, true); err != nil {
 		return err
 	}
-	s.apply(b)
+	s.apply(b.Changes)
 	return nil
 }
 
@@ -223,11 +236,12 @@ func (s *Store) Keep(b Batch, now time.Time) error {
 		err = s.save(b, now, false)
 	}
 	if err != nil {
-		for _, c := range b.Changes {
-			s.commit.dirty[dirtyKey{c.Bucket, c.Key}] = struct{}{}
+		for p := (reader{b: b.Changes}); len(p.b) > 0; {
+			bucket, key, _ := p.change()
+			s.commit.dirty[dirtyKey{bucket, string(key)}] = struct{}{}
 		}
 	}
-	s.apply(b)
+	s.apply(b.Changes)
 	if err != nil {
 		s.wait(b.Blocks)
 	}
@@ -235,12 +249,10 @@ func (s *Store) Keep(b Batch, now time.Time) error {
 }
 
 // apply makes the changes visible.
-func (s *Store) apply(b Batch) {
+func (s *Store) apply(c Changes) {
 	s.mem.Lock()
 	defer s.mem.Unlock()
-	for _, c := range b.Changes {
-		s.mem.records.set(c.Bucket, c.Key, c.Value)
-	}
+	s.mem.records.apply(&reader{b: c})
 }
 
 // wait keeps blocks until the disk takes them, the newest if they are too many.
@@ -282,9 +294,7 @@ func (s *Store) save(b Batch, now time.Time, awaited bool) error {
 	clear(s.commit.dirty)
 	s.commit.pause = firstPause
 	s.mem.waiting, s.mem.held, s.mem.trouble, s.mem.last = nil, 0, nil, now
-	for _, c := range s.fs.lengths {
-		s.mem.records.set(c.Bucket, c.Key, c.Value)
-	}
+	s.mem.records.apply(&reader{b: s.fs.lengths})
 	return nil
 }
 
@@ -297,15 +307,17 @@ func (s *Store) withWaiting(b Batch) Batch {
 	}
 	full := Batch{Blocks: append(slices.Clone(s.mem.waiting), b.Blocks...)}
 	for d := range s.commit.dirty {
-		full.Changes = append(full.Changes, Change{d.bucket, d.key, s.mem.records[d.bucket][d.key]})
+		full.Changes.Set(d.bucket, d.key, s.mem.records.get(d.bucket, d.key))
 	}
-	full.Changes = append(full.Changes, b.Changes...) // the last one of a key holds
+	full.Changes = append(full.Changes, b.Changes...)
 	return full
 }
 
 // length is how much of a series file is valid.
 func (s *Store) length(segment string) int64 {
-	return decodeLength(s.Get(segments, segment))
+	s.mem.RLock()
+	defer s.mem.RUnlock()
+	return decodeLength(s.mem.records.get(segments, segment))
 }
 
 // all is every record. Nobody but a commit changes one, and they follow each other.
@@ -316,7 +328,10 @@ func (s *Store) all() records { return s.mem.records }
 // what it gets. What can't be read is left out, and the first such error returned.
 func (s *Store) Rows(series Series, from, to int64, f func(slot int64, key, value []byte)) error {
 	s.mem.RLock()
-	valid := maps.Clone(s.mem.records[segments])
+	valid := make(map[string]int64)
+	for name, length := range s.mem.records[segments] {
+		valid[name] = decodeLength(*length)
+	}
 	waiting := slices.Clone(s.mem.waiting)
 	s.mem.RUnlock()
 	var first error
@@ -348,7 +363,7 @@ func (s *Store) Forget(series Series, before int64, now time.Time) error {
 	s.mem.RUnlock()
 	var b Batch
 	for _, n := range old {
-		b.Changes = append(b.Changes, Change{Bucket: segments, Key: segmentName(series, n)})
+		b.Changes.Set(segments, segmentName(series, n), nil)
 	}
 	if len(old) == 0 {
 		return nil
@@ -356,8 +371,8 @@ func (s *Store) Forget(series Series, before int64, now time.Time) error {
 	if err := s.Write(b, now); err != nil { // first the record, so that no crash leaves one without its file
 		return err
 	}
-	for _, c := range b.Changes {
-		os.Remove(filepath.Join(s.dir, c.Key)) // what stays goes with the next Open
+	for _, n := range old {
+		os.Remove(filepath.Join(s.dir, segmentName(series, n))) // what stays goes with the next Open
 	}
 	return nil
 }

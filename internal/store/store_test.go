@@ -28,8 +28,21 @@ func mustOpen(t testing.TB, dir string) (*Store, []string) {
 	return s, notes
 }
 
+type change struct {
+	bucket Bucket
+	key    string
+	value  []byte
+}
+
+func changes(list ...change) (c Changes) {
+	for _, l := range list {
+		c.Set(l.bucket, l.key, l.value)
+	}
+	return c
+}
+
 func set(key, value string) Batch {
-	return Batch{Changes: []Change{{Usage, key, []byte(value)}}}
+	return Batch{Changes: changes(change{Usage, key, []byte(value)})}
 }
 
 func mustWrite(t testing.TB, s *Store, b Batch) {
@@ -62,11 +75,11 @@ func TestWhatIsCommittedIsThereAfterAStop(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := mustOpen(t, dir)
 	mustWrite(t, s, Batch{
-		Changes: []Change{{Users, "a", []byte("1")}, {Usage, "a", []byte("2")}, {Usage, "b", []byte{}}, {IDs, "gone", []byte("x")}},
+		Changes: changes(change{Users, "a", []byte("1")}, change{Usage, "a", []byte("2")}, change{Usage, "b", []byte{}}, change{IDs, "gone", []byte("x")}),
 		Blocks:  []Block{{Hourly, 7, []Row{{"a", []byte("v")}}}},
 	})
 	at := start.Add(time.Hour)
-	if err := s.Write(Batch{Changes: []Change{{IDs, "gone", nil}}}, at); err != nil {
+	if err := s.Write(Batch{Changes: changes(change{IDs, "gone", nil})}, at); err != nil {
 		t.Fatal(err)
 	}
 	want, wantRows := contents(s), rows(t, s, Hourly)
@@ -141,14 +154,14 @@ func TestAnyCommitsAndCrashesLeaveWhatWasCommitted(t *testing.T) {
 				mustWrite(t, s, Batch{Blocks: []Block{{Hourly, slot, []Row{{"k", fmt.Append(nil, i)}}}}})
 				series = append(series, fmt.Sprintf("%d k %d", slot, i))
 			default:
-				key, value := keys.Draw(rt, "key"), fmt.Sprint(i)
-				c := Change{Usage, key, []byte(value)}
+				key, value := keys.Draw(rt, "key"), fmt.Sprint(i)+strings.Repeat("+", rapid.IntRange(0, 40).Draw(rt, "longer"))
+				c := change{Usage, key, []byte(value)}
 				model["5"+" "+key] = value
 				if rapid.Bool().Draw(rt, "delete") {
-					c.Value = nil
+					c.value = nil
 					delete(model, "5"+" "+key)
 				}
-				mustWrite(t, s, Batch{Changes: []Change{c}})
+				mustWrite(t, s, Batch{Changes: changes(c)})
 			}
 		}
 		got := make(map[string]string)
@@ -162,10 +175,22 @@ func TestAnyCommitsAndCrashesLeaveWhatWasCommitted(t *testing.T) {
 	})
 }
 
+func TestACommitAndAnAnswerShareNoMemory(t *testing.T) {
+	s, _ := mustOpen(t, t.TempDir())
+	b := set("n", "one")
+	mustWrite(t, s, b)
+	clear(b.Changes)
+	one := s.Get(Usage, "n")
+	mustWrite(t, s, set("n", "two"))
+	if two := s.Get(Usage, "n"); string(one) != "one" || string(two) != "two" {
+		t.Errorf("%q, then %q", one, two)
+	}
+}
+
 // scribble adds what an interrupted commit leaves: a torn frame, a block that the journal
 // does not know yet, a series file and a snapshot that nothing tells of.
 func scribble(t *rapid.T, dir string) {
-	frame := appendChanges(nil, start, []Change{{Usage, "a", []byte("never committed")}})
+	frame := appendChanges(nil, start, set("a", "never committed").Changes)
 	block := appendBlock(nil, Block{Hourly, 3, []Row{{"k", []byte("never committed")}}})
 	appendTo(t, filepath.Join(dir, journalName), frame[:rapid.IntRange(0, len(frame)-1).Draw(t, "torn")])
 	appendTo(t, filepath.Join(dir, "hourly-0"), block)
@@ -424,7 +449,7 @@ func TestAnOldFormatIsMigratedOnceAndTheOldFileIsTheGoodCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	grow := func(r records) error {
-		r.set(Usage, "n", append(slices.Clone(r[Usage]["n"]), "+1"...))
+		r.set(Usage, []byte("n"), append(slices.Clone(r.get(Usage, "n")), "+1"...))
 		return nil
 	}
 	for range 2 {

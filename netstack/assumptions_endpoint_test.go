@@ -302,7 +302,7 @@ func TestFact14AManualClockDrivesKeepalive(t *testing.T) {
 			c.Keepalive = Keepalive{Idle: 2 * time.Minute, Interval: 20 * time.Second, Probes: 4}
 		})
 		done := make(chan error, 1)
-		b.tcp = b.relays(serve(t, swallow), done)
+		b.tcp = b.relays(serve(t, swallow), new(counter), done)
 		h := b.hand(client, dst)
 		h.syn(0)
 		h.answered()
@@ -337,7 +337,7 @@ func TestAClientThatAnswersProbesStays(t *testing.T) {
 		c.Keepalive = Keepalive{Idle: 2 * time.Minute, Interval: 20 * time.Second, Probes: 4}
 	})
 	done := make(chan error, 1)
-	b.tcp = b.relays(serve(t, swallow), done)
+	b.tcp = b.relays(serve(t, swallow), new(counter), done)
 	h := b.hand(client4, dst4)
 	h.syn(0)
 	h.answered()
@@ -362,7 +362,7 @@ func TestAClientThatAnswersProbesStays(t *testing.T) {
 }
 
 // relays is a handler that dials addr, accepts and relays. Its Conns go to b.conns.
-func (b *tapBed) relays(addr string, done chan<- error) func(p *Pending) {
+func (b *tapBed) relays(addr string, m *counter, done chan<- error) func(p *Pending) {
 	return func(p *Pending) {
 		out, err := net.Dial("tcp", addr)
 		if err != nil {
@@ -374,7 +374,7 @@ func (b *tapBed) relays(addr string, done chan<- error) func(p *Pending) {
 			out.Close()
 			return
 		}
-		if err := c.Relay(out.(*net.TCPConn), new(counter), func(err error) { done <- err }); err != nil {
+		if err := c.Relay(out.(*net.TCPConn), m, func(err error) { done <- err }); err != nil {
 			done <- err
 			return
 		}

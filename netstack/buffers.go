@@ -15,7 +15,7 @@ type Buffers struct {
 // DefaultBuffers are those of a Config without any. A window is half of its buffer, and
 // with 0.5 % lost at 20 ms has to be several times what moves within that: what came
 // after a lost segment takes room until the segment came again. With 2 MiB to receive
-// such an upload had 0.31 of kernel forwarding, with 8 MiB 0.87.
+// such an upload had 0.31 of kernel forwarding, with 8 MiB 0.76 and 0.88.
 var DefaultBuffers = Buffers{Recv: 128 << 10, RecvMax: 8 << 20, Send: 256 << 10, SendMax: 2 << 20}
 
 const (

@@ -39,7 +39,7 @@ func TestAnIdleFlowIsCheapInMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	b.tcp = b.relays(l.Addr().String(), done)
+	b.tcp = b.relays(l.Addr().String(), new(counter), done)
 	open := func(port int) *Conn {
 		h := b.hand(netip.AddrPortFrom(clientIP4, uint16(port)), dst4)
 		h.syn(0)

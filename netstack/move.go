@@ -65,6 +65,9 @@ func (c *Conn) moveUp() (again bool) {
 		case nil:
 			c.set(epReadable)
 		case *tcpip.ErrWouldBlock:
+			if c.failed.client { // it was given up
+				c.failed.drained = true
+			}
 			return false
 		case *tcpip.ErrClosedForReceive:
 			c.clientEnded()

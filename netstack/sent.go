@@ -17,6 +17,10 @@ type sentCounter struct {
 	super bool   // super-packets were sent
 }
 
+// begin says which sequence number the first byte has. Without it that is the first one
+// that is noted, which may also be that of a probe of a closed window, one before it.
+func (s *sentCounter) begin(seq uint32) { s.begun, s.next, s.twice = true, seq, seq }
+
 // known reports whether all n bytes from seq on were sent before.
 func (s *sentCounter) known(seq uint32, n int) bool {
 	return s.begun && int32(seq+uint32(n)-s.next) <= 0
@@ -42,7 +46,7 @@ const maxBehind = 1 << 30
 // sent again: 0 for new bytes.
 func (s *sentCounter) note(seq uint32, n int, sent bool) (repeat int) {
 	if !s.begun {
-		s.begun, s.next, s.twice = true, seq, seq
+		s.begin(seq)
 	}
 	if !sent {
 		return 0

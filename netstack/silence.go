@@ -12,9 +12,10 @@ import (
 // slowly or its link loses much, is not silent, and would be reset in the middle.
 // The link counts, with the endpoint locked; a turn of the relay gives the client up.
 
-// maxTimeouts of retransmissions in a row, without a segment from the client, are
-// 3 min 25 s from the shortest one on: about as long as the default keepalive takes
-// with an idle client. Data, a FIN and the probe of a closed window count alike.
+// maxTimeouts are how many time-outs in a row, without a segment from the client, lead to
+// one more repetition. The next one gives it up, 3 min 25 s after the first transmission
+// from the shortest time-out on: about as long as the default keepalive takes with an
+// idle client. Data, a FIN and the probe of a closed window count alike.
 const maxTimeouts = 9
 
 // silence counts them. The endpoint's lock guards it.
@@ -43,9 +44,14 @@ func (c *Conn) listen() {
 	}
 }
 
-// giveUp resets the client, also when the relay is over and only its FIN is left.
+// giveUp has the client be reset: at once when the relay is over and only its FIN is
+// left, else when what it sent was passed on.
 func (c *Conn) giveUp() {
 	c.clear(epSilent)
+	if c.over {
+		c.ep.Abort()
+		return
+	}
 	c.fail(syscall.ETIMEDOUT, true, c.up == dirDone)
-	c.ep.Abort()
+	c.set(epReadable)
 }

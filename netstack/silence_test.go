@@ -21,6 +21,7 @@ type clockBed struct {
 	*hand
 	clock *faketime.ManualClock
 	conn  *Conn
+	meter *counter
 	done  chan error
 }
 
@@ -29,15 +30,16 @@ func newClockBed(t *testing.T, serves func(c *net.TCPConn)) *clockBed {
 	clock := faketime.NewManualClock()
 	b := newTapBed(t, func(c *Config, _ *tap) { c.Clock = clock })
 	done := make(chan error, 1)
+	meter := new(counter)
 	b.tcp = b.relays(serve(t, func(c *net.TCPConn) {
 		serves(c)
 		io.Copy(io.Discard, c)
 		c.Close()
-	}), done)
+	}), meter, done)
 	h := b.hand(client4, dst4)
 	h.syn(0)
 	h.answered()
-	return &clockBed{b, h, clock, recv(t, b.conns), done}
+	return &clockBed{b, h, clock, recv(t, b.conns), meter, done}
 }
 
 // timesOut advances the clock until the stack has written its next packet, and
@@ -87,6 +89,7 @@ func TestAClientThatAnswersNothingIsGivenUp(t *testing.T) {
 		serves func(c *net.TCPConn)
 		begin  func(b *clockBed) // until something was sent for the first time
 		over   bool              // the relay is, by then
+		none   bool              // of the server's bytes are sent
 	}{
 		"data": {serves: func(c *net.TCPConn) {
 			c.Write(make([]byte, 100)) // which is too short for a black hole
@@ -104,7 +107,7 @@ func TestAClientThatAnswersNothingIsGivenUp(t *testing.T) {
 			b.tcpWritten() // acknowledged
 			b.tcpWritten()
 		}},
-		"a probe of its closed window": {serves: func(c *net.TCPConn) {
+		"a probe of its closed window": {none: true, serves: func(c *net.TCPConn) {
 			io.ReadFull(c, make([]byte, 1))
 			c.Write(make([]byte, 1000))
 		}, begin: func(b *clockBed) {
@@ -128,12 +131,46 @@ func TestAClientThatAnswersNothingIsGivenUp(t *testing.T) {
 			if !b.resets() {
 				t.Fatalf("not given up after %d repetitions", maxTimeouts+1)
 			}
+			if n := b.conn.sent.total.Load(); c.none && n != 0 {
+				t.Errorf("%d bytes are counted", n)
+			}
 			if c.over {
 				waitFor(t, func() bool { return b.stack.endpoint(tuple{client4, dst4}) == nil })
 			} else if err := recv(t, b.done); flow.ReasonOf(err) != flow.Timeout {
 				t.Errorf("ended with %v, want a time-out", err)
 			}
 		})
+	}
+}
+
+func TestWhatASilentClientHadSentIsPassedOn(t *testing.T) {
+	const last = "last words"
+	got := make(chan string, 1)
+	b := newClockBed(t, func(c *net.TCPConn) {
+		c.Write(make([]byte, 100))
+		b, _ := io.ReadAll(c)
+		got <- string(b)
+	})
+	b.tcpWritten()
+	b.meter.pause(flow.Up)
+	b.send(wire.ACK, []byte(last))
+	b.tcpWritten() // acknowledged
+	for range maxTimeouts + 1 {
+		if b.timesOut() {
+			t.Fatal("reset before what it sent was passed on")
+		}
+	}
+	waitFor(t, func() bool {
+		b.conn.ep.LockUser()
+		defer b.conn.ep.UnlockUser()
+		return b.conn.silence.timeouts-b.conn.silence.before > maxTimeouts && !b.conn.has(epSilent)
+	})
+	b.meter.resume(flow.Up)
+	if s := recv(t, got); s != last {
+		t.Errorf("the server got %q", s)
+	}
+	if err := recv(t, b.done); flow.ReasonOf(err) != flow.Timeout {
+		t.Errorf("ended with %v, want a time-out", err)
 	}
 }
 

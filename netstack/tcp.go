@@ -164,6 +164,9 @@ func (p *Pending) Accept(ctx context.Context) (*Conn, error) {
 		p.stack.pending.proved(p, time.Now())
 	}
 	p.decided(terr != nil && !wasReset(terr))
+	if p.answered { // nobody else has p any more; the table may have lost it before
+		c.sent.begin(p.iss + 1)
+	}
 	switch {
 	case stopped:
 		if terr == nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"sync"
 	"time"
 
@@ -270,22 +269,24 @@ func (l *Ledger) flush(now time.Time) error {
 // and else nowhere. So after a crash the accounts are not behind the takes.
 func (l *Ledger) commit(now time.Time, takes store.Changes) error {
 	l.mu.Lock()
-	b := l.changes(takes)
+	b := l.changes()
 	l.mu.Unlock()
 	if len(takes) == 0 {
 		return l.opt.Store.Keep(b, now)
 	}
+	accounts := len(b.Changes)
+	b.Changes = append(b.Changes, takes...) // behind what may delete older ones
 	err := l.opt.Store.Write(b, now)
 	if err != nil {
-		b.Changes = b.Changes[len(takes):]
+		b.Changes = b.Changes[:accounts]
 		_ = l.opt.Store.Keep(b, now) // in memory
 	}
 	return err
 }
 
-// changes are takes and what has to be committed, which counts as committed then.
-func (l *Ledger) changes(takes store.Changes) (b store.Batch) {
-	b.Changes = slices.Grow(takes, accountSize*len(l.dirty))
+// changes are what has to be committed, which counts as committed then.
+func (l *Ledger) changes() (b store.Batch) {
+	b.Changes = make(store.Changes, 0, accountSize*len(l.dirty))
 	var buf []byte
 	for _, d := range l.dirty {
 		key := d.payer.key()

@@ -34,7 +34,7 @@ func BenchmarkObserve50000(b *testing.B) {
 		l.Observe(busyUsers(us), ledgerStart)
 		b.StopTimer()
 		l.mu.Lock()
-		l.changes(nil)
+		l.changes()
 		l.mu.Unlock()
 		b.StartTimer()
 	}
@@ -49,7 +49,7 @@ func BenchmarkChanges50000(b *testing.B) {
 		l.Observe(busyUsers(us), ledgerStart)
 		b.StartTimer()
 		l.mu.Lock()
-		l.changes(nil)
+		l.changes()
 		l.mu.Unlock()
 	}
 }

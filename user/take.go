@@ -106,13 +106,14 @@ func (l *Ledger) AckAll(taken []Taken, now time.Time) error {
 	var buf []byte
 	l.mu.Lock()
 	for _, k := range taken {
-		t := new(take)
+		var t *take
+		var last uint64
 		if of := l.users[k.User]; of != nil && of.take != nil {
-			t = of.take
+			t, last = of.take, of.take.seq
 		}
-		if k.Sequence == 0 || k.Sequence != t.seq {
+		if k.Sequence == 0 || k.Sequence != last {
 			l.mu.Unlock()
-			return fmt.Errorf("take %d of user %d: %w, which is %d", k.Sequence, k.User, ErrSequence, t.seq)
+			return fmt.Errorf("take %d of user %d: %w, which is %d", k.Sequence, k.User, ErrSequence, last)
 		}
 		if t.open {
 			next := t.acknowledged()

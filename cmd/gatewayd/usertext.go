@@ -116,7 +116,10 @@ func limitLines(l *api.Limits) (lines [][2]string) {
 		}
 		add("reset", 1, text)
 	}
+	limited := t.Up|t.Down|t.Total != 0
 	switch w := l.WhenExhausted; {
+	case w.Block && limited:
+		add("exhausted", 1, "everything ends")
 	case w.Throttle > 0:
 		add("exhausted", 1, "goes on with "+humanRate(uint64(w.Throttle)))
 	case w.Outbound != "":

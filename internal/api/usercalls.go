@@ -111,7 +111,7 @@ func (s *Server) putUser(w http.ResponseWriter, r *http.Request) error {
 // may change.
 func keepInherited(users Users, spec *user.Spec) {
 	old, err := users.Get(spec.Name)
-	if err != nil {
+	if err != nil || spec.Group != old.Group { // what is said of another group is meant
 		return
 	}
 	if !old.Limits.Multiplier.Set && Multiplier(spec.Limits.Multiplier) == factorOf(&old) {

@@ -145,6 +145,17 @@ func TestAUserMaySayBlockInAGroupThatThrottles(t *testing.T) {
 	}
 }
 
+// Whoever moves a user to another group by PUT means what he says, also if it held before.
+func TestWhatIsPutWithAnotherGroupIsTheUsersOwn(t *testing.T) {
+	f := start(t, nil)
+	f.users.AddGroup(user.Group{Name: "staff", Limits: user.Limits{WhenExhausted: user.Exhausted{Throttle: 1000}, Multiplier: user.Multiplier{Set: true, Millionths: 2_000_000}}})
+	want[api.User](f, 201, "users", "PUT", "/v1/users/bob", `{}`)
+	want[api.User](f, 200, "users", "PUT", "/v1/users/bob", `{"group":"staff","limits":{"when_exhausted":"block","multiplier":1}}`)
+	if v, err := f.users.Get("bob"); err != nil || !v.Limits.WhenExhausted.Block || !v.Limits.Multiplier.Set {
+		t.Errorf("%+v, %v", v.Limits, err)
+	}
+}
+
 func TestAMergePatchChangesWhatItNamesAndNullRemoves(t *testing.T) {
 	f := start(t, nil)
 	f.users.AddGroup(user.Group{Name: "staff"})

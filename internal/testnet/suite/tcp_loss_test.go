@@ -106,7 +106,7 @@ func (b *lossBed) holdsUp(t *testing.T, up bool, streams int, d time.Duration) {
 }
 
 // outrunsLoss compares medians of downloads through the gateway in which packets overtake
-// with those in which half as many are lost. That is what holds where gVisor meets it: it
+// with those in which half as many are lost: they have to be half as fast again. That is what holds where gVisor meets it: it
 // takes two overtakings within one round trip for a loss (its IsLost asks for 2 segments
 // where RFC 6675, 4, wants more), and undoes no recovery that was for nothing. Kernel
 // forwarding may be several times as fast (docs/performance.md).
@@ -119,13 +119,13 @@ func (b *lossBed) outrunsLoss(t *testing.T, streams int, d time.Duration) {
 		b.Shim.SetBoth(overtaking)
 		overtaken = append(overtaken, b.throughput(t, false, streams, d))
 		l, o := medianRate(lost), medianRate(overtaken)
-		if n%2 == 0 || o < l {
+		if n%2 == 0 || o < 1.5*l {
 			continue
 		}
 		t.Logf("down, %d streams: %.1f Mbit/s, with losses %.1f after %d rounds", streams, o*8/1e6, l*8/1e6, n)
 		return
 	}
-	t.Errorf("down, %d streams: slower than with losses in %d rounds; bytes/s: %.0f, with losses %.0f", streams, lossRounds, overtaken, lost)
+	t.Errorf("down, %d streams: not half as fast again as with losses in %d rounds; bytes/s: %.0f, with losses %.0f", streams, lossRounds, overtaken, lost)
 }
 
 func medianRate(of []float64) float64 {

@@ -31,8 +31,10 @@ import (
 type governor struct {
 	plan  memoryPlan
 	log   *slog.Logger
-	level atomic.Int32 // pressure
-	used  atomic.Int64 // bytes
+	level atomic.Int32  // pressure
+	used  atomic.Int64  // bytes
+	asked atomic.Uint32 // how often full was asked
+	crowd chan struct{} // capacity 1: many came since it was looked
 
 	// Of the governor's goroutine.
 	samples []metrics.Sample
@@ -69,7 +71,8 @@ func (p pressure) String() string { return api.MemoryLevels[p] }
 const (
 	leaveBelow = 5 // percent of the budget below a level's begin
 	calmLook   = 250 * time.Millisecond
-	tenseLook  = 25 * time.Millisecond // while garbage and all is more than a quarter of the budget
+	tenseLook  = 25 * time.Millisecond // while garbage and all is more than a quarter of the budget, and beside a crowd
+	crowded    = 32                    // new flows, of which each may take some 150 KB at once
 	tellEvery  = 10 * time.Second
 )
 
@@ -103,7 +106,7 @@ func gcPercent(live, used, budget int64, most int) int {
 }
 
 func newGovernor(p memoryPlan, log *slog.Logger) *governor {
-	g := &governor{plan: p, log: log}
+	g := &governor{plan: p, log: log, crowd: make(chan struct{}, 1)}
 	for _, name := range []string{
 		"/gc/heap/live:bytes", // of the last collection
 		"/memory/classes/heap/stacks:bytes",
@@ -121,8 +124,19 @@ func newGovernor(p memoryPlan, log *slog.Logger) *governor {
 	return g
 }
 
-// full reports that nothing new is let in. It is called for each.
-func (g *governor) full() bool { return pressure(g.level.Load()) == pressureFull }
+// full reports that nothing new is let in. It is called for each, and has the governor
+// look when many come: a budget of 64 MiB can be full before a calm look.
+func (g *governor) full() bool {
+	if g.asked.Add(1)%crowded == 0 {
+		select {
+		case g.crowd <- struct{}{}:
+		default:
+		}
+	}
+	return g.isFull()
+}
+
+func (g *governor) isFull() bool { return pressure(g.level.Load()) == pressureFull }
 
 // measured is what look found, in bytes.
 type measured struct {
@@ -177,13 +191,20 @@ func (g *governor) run(ctx context.Context, apply func(pressure), held func() in
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var looked time.Time
 	for {
 		select {
 		case <-timer.C:
+		case <-g.crowd:
+			if wait := tenseLook - time.Since(looked); wait > 0 {
+				timer.Reset(wait)
+				continue
+			}
 		case <-ctx.Done():
 			return nil
 		}
 		now := time.Now()
+		looked = now
 		g.refresh(now)
 		m := g.look(now)
 		g.used.Store(m.used)
@@ -238,7 +259,7 @@ func (g *governor) tell(now time.Time) {
 
 // warning is what an operator should know; empty while there is nothing.
 func (g *governor) warning() string {
-	if !g.full() {
+	if !g.isFull() {
 		return ""
 	}
 	return fmt.Sprintf("memory: %d MiB of a budget of %d MiB are in use: new flows are refused", g.used.Load()>>20, g.plan.budget>>20)

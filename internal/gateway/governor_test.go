@@ -2,12 +2,14 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"math"
 	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -197,6 +199,42 @@ func TestTheStatusWarnsWhileNewFlowsAreRefused(t *testing.T) {
 	if w := g.warning(); w != "memory: 60 MiB of a budget of 64 MiB are in use: new flows are refused" {
 		t.Errorf("the warning is %q", w)
 	}
+}
+
+func TestACrowdOfNewFlowsIsLookedAtBeforeTheNextCalmLook(t *testing.T) {
+	g := newGovernor(memoryPlan{}, nil)
+	for n := range 3 * crowded {
+		if g.full(); len(g.crowd) != b2i(n+1 >= crowded) {
+			t.Fatalf("after %d: %d looks are due", n+1, len(g.crowd))
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		g := newGovernor(memoryPlan{}, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		looks := 0
+		done := make(chan error, 1)
+		go func() { done <- g.run(ctx, nil, func() int { looks++; return 0 }) }()
+		for range 100 { // as often as it may look, for 100 times tenseLook
+			synctest.Wait()
+			g.counted = time.Time{} // every look counts
+			for range crowded {
+				g.full()
+			}
+			time.Sleep(tenseLook)
+		}
+		cancel()
+		<-done
+		if looks < 90 || looks > 110 {
+			t.Errorf("it looked %d times beside a crowd, %d times would be calm", looks, 100*tenseLook/calmLook)
+		}
+	})
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func TestARushIsOverOnceWhenLittleOfItIsLeftAndThatGoesNoMore(t *testing.T) {

@@ -58,10 +58,25 @@ func (b *userBed) from(n *testnet.Netns, address, network string) net.Conn {
 func (b *userBed) say(n int, over ...net.Conn) {
 	b.t.Helper()
 	for _, c := range over {
+		up, down := b.counted(c)
 		if err := exchangeWord(c, strings.Repeat("x", n)); err != nil {
 			b.t.Fatalf("%s: %v", c.LocalAddr(), err)
 		}
+		testnet.Until(b.t, patience, "it is counted", func() bool {
+			u, d := b.counted(c)
+			return u == up+uint64(n) && d == down+uint64(n)
+		})
 	}
+}
+
+// counted is what a connection's flow has moved.
+func (b *userBed) counted(c net.Conn) (up, down uint64) {
+	for _, f := range b.gw.API.Flows("") {
+		if f.Source == c.LocalAddr().String() {
+			return f.Up, f.Down
+		}
+	}
+	return 0, 0
 }
 
 // runsUnder waits until the flow of each connection runs under a user, "" for nobody.

@@ -134,11 +134,14 @@ func (m *mix) add(all ...*short) {
 	}
 }
 
+// sourceOf is a client's socket: TCP and UDP may have the same port.
+func sourceOf(local net.Addr) string { return local.Network() + " " + local.String() }
+
 // ends notes a connection when it ended.
 func (m *mix) ends(local net.Addr, check func(testnet.FlowRecord)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ended = append(m.ended, ended{local.String(), check})
+	m.ended = append(m.ended, ended{sourceOf(local), check})
 }
 
 // pingPong has one datagram at a time on its way, so that none is lost.
@@ -163,7 +166,7 @@ func (m *mix) pingPong(f family) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.rounds[c.LocalAddr().String()] = n
+	m.rounds[sourceOf(c.LocalAddr())] = n
 }
 
 // kill has a download run into a kill. It is called by the test's goroutine alone.
@@ -216,14 +219,14 @@ func (m *mix) check(first int) {
 	m.totalsAgree(m.t, m.j)
 }
 
-// bySource are the closed flows with larger ids, oldest first for each source.
+// bySource are the closed flows with larger ids, oldest first for each source, named as by sourceOf.
 func (j *journal) bySource(after uint64) map[string][]testnet.FlowRecord {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	of := make(map[string][]testnet.FlowRecord)
 	for _, r := range j.closed {
 		if r.ID > after {
-			source := netip.MustParseAddrPort(r.Source).String()
+			source := r.Network + " " + netip.MustParseAddrPort(r.Source).String()
 			of[source] = append(of[source], r)
 		}
 	}

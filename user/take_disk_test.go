@@ -3,23 +3,20 @@ package user
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"gatewayd/flow"
 	"gatewayd/internal/store"
+	"gatewayd/internal/store/storetest"
 )
 
 // A take that a full disk refuses was never given out: the next one has its number, and
 // everything that was moved meanwhile. What was moved is not lost either.
 func TestATakeThatTheDiskRefusesIsGivenOutLater(t *testing.T) {
 	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=256k", "none", dir).CombinedOutput(); err != nil {
-		t.Skipf("missing capability: mount a tmpfs: %s", out)
-	}
-	t.Cleanup(func() { exec.Command("umount", "-l", dir).Run() })
+	storetest.Small(t, dir)
 	l, s := openLedger(t, dir)
 	var users []flow.UserKey // of whom the records are longer than the last page of the journal
 	for key := range flow.UserKey(500) {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"gatewayd/internal/store/storetest"
+
 	"pgregory.net/rapid"
 )
 
@@ -533,13 +535,10 @@ func TestRowsThatWaitAreBounded(t *testing.T) {
 	}
 }
 
-// A full disk: a tmpfs of 1 MiB that is filled and emptied again.
+// A full disk: a small one that is filled and emptied again.
 func TestAFullDiskIsToldAndMadeUpForLater(t *testing.T) {
 	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=256k", "none", dir).CombinedOutput(); err != nil {
-		t.Skipf("missing capability: mount a tmpfs: %s", out)
-	}
-	t.Cleanup(func() { exec.Command("umount", "-l", dir).Run() })
+	storetest.Small(t, dir)
 	s, _ := mustOpen(t, dir)
 	mustWrite(t, s, set("before", "1"))
 	filler := filepath.Join(dir, "filler")
@@ -574,12 +573,8 @@ func TestAFullDiskIsToldAndMadeUpForLater(t *testing.T) {
 
 func TestAReadOnlyDirectoryIsReadAndWrittenOnceItCanBe(t *testing.T) {
 	dir := filled(t)
-	for _, args := range [][]string{{"--bind", dir, dir}, {"-o", "remount,bind,ro", dir}} {
-		if out, err := exec.Command("mount", args...).CombinedOutput(); err != nil {
-			t.Skipf("missing capability: a read-only mount: %s", out)
-		}
-		t.Cleanup(func() { exec.Command("umount", "-l", dir).Run() })
-	}
+	storetest.Mount(t, dir, "--bind", dir)
+	storetest.Mount(t, dir, "-o", "remount,bind,ro")
 	s, _ := mustOpen(t, dir)
 	if s.Writable() || string(s.Get(Usage, "n")) != "40" {
 		t.Fatalf("trouble %v, records %v", s.Trouble(), contents(s))

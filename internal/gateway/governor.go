@@ -15,7 +15,8 @@ import (
 )
 
 // The governor keeps the gateway within its memory budget. One goroutine looks at
-// what is in use, a few times a second, and decides by that alone:
+// what is in use, a few times a second and when many new flows come, and decides by
+// that alone:
 //
 //	level      used from  TCP buffers, most      new flows
 //	normal     0          the profile's          yes
